@@ -25,25 +25,30 @@ def pairwise(
         for i in range(len(settings[a]))
         for j in range(len(settings[b]))
     }
-    pool: list[dict[str, int]] = []
+    pool: list[tuple[dict[str, int], set[Any]]] = []
     if legal is not None:
         drawn = ({n: chance.randrange(len(settings[n])) for n in names} for _ in range(DRAWS))
-        pool = [row for row in drawn if legal({n: settings[n][row[n]] for n in names})]
-        missing &= set().union(*(covered(row, names) for row in pool))
+        kept = [row for row in drawn if legal({n: settings[n][row[n]] for n in names})]
+        pool = [(row, covered(row, names)) for row in kept]
+        missing &= set().union(*(pairs for _, pairs in pool))
     rows: list[Row] = []
     while missing:
-        candidates = pool or [grown(settings, names, missing, chance) for _ in range(30)]
-        best = max(candidates, key=lambda row: len(covered(row, names) & missing))
-        missing -= covered(best, names)
+        candidates = pool
+        if not pool:
+            order = sorted(missing)
+            drawn = (grown(settings, names, order, chance) for _ in range(30))
+            candidates = [(row, covered(row, names)) for row in drawn]
+        best, pairs = max(candidates, key=lambda each: len(each[1] & missing))
+        missing -= pairs
         rows.append({name: settings[name][best[name]] for name in names})
     return rows
 
 
 def grown(
-    settings: dict[str, list[Any]], names: list[str], missing: set[Any], chance: random.Random
+    settings: dict[str, list[Any]], names: list[str], missing: list[Any], chance: random.Random
 ) -> dict[str, int]:
     """A random row that covers at least one missing pair."""
-    (a, i), (b, j) = chance.choice(sorted(missing))
+    (a, i), (b, j) = chance.choice(missing)
     row = {name: chance.randrange(len(settings[name])) for name in names}
     return {**row, a: i, b: j}
 
