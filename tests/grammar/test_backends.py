@@ -71,7 +71,7 @@ def backend(request: pytest.FixtureRequest) -> GrammarBackend:
 
 
 def by_xgrammar(form: JsonFormat) -> XGrammarBackend:
-    return XGrammarBackend(VOCABULARY, form, BACKEND, threads=2, checked=True)
+    return XGrammarBackend(VOCABULARY, form, BACKEND, checked=True)
 
 
 def compiled(backend: GrammarBackend, kind: str, what: Any) -> GrammarMatcher:

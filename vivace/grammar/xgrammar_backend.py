@@ -26,23 +26,19 @@ from vivace.grammar.xgrammar_compiler import AnswerEnds, XGrammarCompiler
 from vivace.grammar.xgrammar_trial import XGrammarTrial
 from vivace.protocol.constraints import Constraint
 
-FEW = 8
-"""masks that are filled one after the other: it starts its threads for each batch"""
-
 
 def trust(constraint: Constraint) -> None:
     """Nothing is wrong with it."""
 
 
 class XGrammarBackend:
-    """`others`: llguidance, for what xgrammar does not enforce. `threads`: that fill masks."""
+    """`others`: llguidance, for what xgrammar does not enforce."""
 
     def __init__(
         self,
         vocabulary: TokenVocabulary,
         form: JsonFormat,
         others: GrammarBackend,
-        threads: int | None = None,
         *,
         checked: bool = False,
     ) -> None:
@@ -52,7 +48,6 @@ class XGrammarBackend:
         self._library = import_module("xgrammar")
         self._ends = AnswerEnds(vocabulary)
         self._compiler = XGrammarCompiler(vocabulary, form)
-        self._batch = self._library.BatchGrammarMatcher(threads or "auto")
 
     def compile(self, constraint: Constraint) -> GrammarMatcher:
         other = self._others.compile(constraint)
@@ -66,29 +61,8 @@ class XGrammarBackend:
         return XGrammarMatcher(self._library.GrammarMatcher(compiled), self._ends)
 
     def fill(self, matchers: Sequence[PlacedMatcher], masks: np.ndarray) -> None:
-        own: list[tuple[XGrammarMatcher, int]] = []
-        others: list[PlacedMatcher] = []
-        for matcher, place in matchers:
-            if isinstance(matcher, XGrammarMatcher):
-                own.append((matcher, place))
-            else:
-                others.append((matcher, place))
-        if others:
-            self._others.fill(others, masks)
-        if len(own) > FEW:
-            own = self._fill_together(own, masks)
-        for matcher, place in own:
-            matcher.fill(masks[place])
-
-    def _fill_together(
-        self, matchers: Sequence[tuple[XGrammarMatcher, int]], masks: np.ndarray
-    ) -> list[tuple[XGrammarMatcher, int]]:
-        """On several threads; returns those that have ended, whose masks it would not fill."""
-        going = [(one.handle, place) for one, place in matchers if not one.handle.is_terminated()]
-        handles, places = [handle for handle, _ in going], [place for _, place in going]
-        self._batch.batch_fill_next_token_bitmask(handles, masks, places)
-        masks[places, len(self._ends.mask) - 1] &= self._ends.last_word
-        return [(one, place) for one, place in matchers if one.handle.is_terminated()]
+        """Its own take little, and it would start threads for each batch."""
+        self._others.fill(matchers, masks)
 
 
 class XGrammarMatcher:

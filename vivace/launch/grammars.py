@@ -50,7 +50,7 @@ def grammar_compiler(config: Config, *, checked: bool = False) -> GrammarCompile
         if by_xgrammar:
             from vivace.grammar.xgrammar_backend import XGrammarBackend
 
-            answers = XGrammarBackend(vocabulary, form, answers, threads, checked=checked)
+            answers = XGrammarBackend(vocabulary, form, answers, checked=checked)
         return ThinkingBackend(answers, vocabulary)
 
     return GrammarCompiler(create, room=max(LIVING_BYTES, memory()[0] // 8))
