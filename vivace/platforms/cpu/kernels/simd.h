@@ -47,6 +47,7 @@ VV_INLINE uint32_t at_least(F16 a, F16 b) { return _mm512_cmp_ps_mask(a.v, b.v, 
 VV_INLINE F16 keep_at_least(F16 a, F16 b) {
     return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ), a.v)};
 }
+VV_INLINE F16 choose(uint32_t bits, F16 a, F16 b) { return {_mm512_mask_blend_ps((__mmask16)bits, b.v, a.v)}; }
 VV_INLINE F16 to_float(I16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 VV_INLINE I16 round_to_int(F16 a) { return {_mm512_cvtps_epi32(a.v)}; }
 VV_INLINE I16 iset1(int32_t x) { return {_mm512_set1_epi32(x)}; }
@@ -267,6 +268,15 @@ VV_INLINE F16 load_bf16(const uint16_t* p) {
 #endif
 
 #ifdef VV_SPILLED_HELPERS
+// x where a bit is set, else y. A bit becomes a float: a power of two, whose negative has a sign, or zero.
+VV_INLINE F16 choose(uint32_t bits, F16 x, F16 y) {
+    alignas(64) static const int32_t POWERS[16] = {1,   2,   4,    8,    16,   32,   64,    128,
+                                                   256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+    const F16 powers = to_float(iand(iset1((int32_t)bits), iload(POWERS)));
+    const I16 set = sra<31>(float_to_bits(sub(zero(), powers)));
+    const I16 clear = sra<31>(iadd(float_to_bits(powers), iset1(-1)));
+    return bits_to_float(ior(iand(float_to_bits(x), set), iand(float_to_bits(y), clear)));
+}
 VV_INLINE F16 load_first(const float* p, int n) { float t[16] = {0}; std::memcpy(t, p, 4 * (size_t)n); return load(t); }
 VV_INLINE void store_first(float* p, F16 x, int n) { float t[16]; store(t, x); std::memcpy(p, t, 4 * (size_t)n); }
 VV_INLINE void store_low16(uint16_t* p, I16 x) {
