@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +23,7 @@ from grammar_kit import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivace.grammar.backend import GrammarMatcher
+from vivace.grammar.backend import GrammarMatcher, PlacedMatcher
 from vivace.grammar.masks import mask_words
 from vivace.grammar.next_masks import NextMasks
 from vivace.grammar.processor import DraftBranches
@@ -110,6 +113,62 @@ def test_masks_of_rows_behind_each_other_are_the_tables() -> None:
     masks.begin({2: rows[2]})
     now = masks.take(rows, np.array([2]), mask_words(SIZE))[0]
     assert (near[1] == now).all() and (apart[1] != now).any()
+
+
+class SlowMatcher:
+    """Waits while its mask is filled."""
+
+    def __init__(self, matcher: GrammarMatcher) -> None:
+        self._matcher = matcher
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+
+    def fill(self, mask: np.ndarray) -> None:
+        self.begun.set()
+        assert self.goes_on.wait(20)
+        self._matcher.fill(mask)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+
+def test_what_is_not_filled_ahead_all_threads_fill() -> None:
+    rows: dict[int, Any] = {row: compiled(REGEX, "abc") for row in range(4)}
+    together = list[int]()
+
+    def fill(matchers: Sequence[PlacedMatcher], masks: np.ndarray) -> None:
+        BACKEND.fill(matchers, masks)
+        together.extend(row for _, row in matchers)
+        slow.goes_on.set()
+
+    slow = SlowMatcher(rows[1])
+    slow.goes_on.set()
+    masks, chosen = NextMasks(fill), np.arange(4)
+    masks.take(rows, chosen, mask_words(SIZE))
+    together.clear()
+    slow.goes_on.clear()
+    for one in rows.values():
+        one.accept([97])
+    masks.begin(rows | {1: slow})
+    assert slow.begun.wait(20)
+    found = masks.take(rows, chosen, mask_words(SIZE))
+    assert together == [2, 3]
+    bits = np.unpackbits(found.view(np.uint8), axis=1, count=SIZE, bitorder="little")
+    assert (bits == allowed(rows[0])).all()
+
+
+class BrokenMatcher:
+    def fill(self, mask: np.ndarray) -> None:
+        raise IndexError("of a library")
+
+
+def test_what_goes_wrong_ahead_is_told() -> None:
+    rows: dict[int, Any] = {0: compiled(REGEX, "abc")}
+    masks = NextMasks(BACKEND.fill)
+    masks.take(rows, np.zeros(1, np.int64), mask_words(SIZE))
+    broken: Any = BrokenMatcher()
+    masks.begin({0: broken})
+    with pytest.raises(IndexError):
+        masks.wait()
 
 
 @st.composite

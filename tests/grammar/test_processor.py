@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet
@@ -15,7 +14,7 @@ import torch
 from grammar_kit import BACKEND, SIZE, VOCABULARY, apply_masks
 from llguidance import LLParserLimits
 
-from vivace.grammar.backend import LIBRARY_FAILED, JsonFormat, PlacedMatcher
+from vivace.grammar.backend import LIBRARY_FAILED, GrammarMatcher, JsonFormat
 from vivace.grammar.compiler import GrammarCompiler
 from vivace.grammar.joint_matcher import STUCK
 from vivace.grammar.llguidance_backend import SIZES, LLGuidanceBackend, SizeLimits
@@ -31,15 +30,30 @@ from vivace.protocol.step import Join, StepPlan
 from vivace.sampling.processors import Entries, Histories, LogitsProcessors
 
 
+class CountingMatcher:
+    def __init__(self, matcher: GrammarMatcher, backend: CountingBackend) -> None:
+        self._matcher, self._backend = matcher, backend
+
+    def fill(self, mask: np.ndarray) -> None:
+        self._backend.filled += 1
+        self._matcher.fill(mask)
+
+    def copy(self) -> Any:
+        return CountingMatcher(self._matcher.copy(), self._backend)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+
 class CountingBackend:
-    compile = BACKEND.compile
+    fill = BACKEND.fill
 
     def __init__(self) -> None:
         self.filled = 0
+        """masks"""
 
-    def fill(self, matchers: Sequence[PlacedMatcher], masks: np.ndarray) -> None:
-        self.filled += len(matchers)
-        BACKEND.fill(matchers, masks)
+    def compile(self, constraint: Constraint) -> Any:
+        return CountingMatcher(BACKEND.compile(constraint), self)
 
 
 def build(compiler: GrammarCompiler) -> GrammarLogitsProcessor:

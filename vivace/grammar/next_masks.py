@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 
 from vivace.grammar.backend import GrammarMatcher, PlacedMatcher
 
+NICE = 5
+"""of the thread that is ahead: where steps want all cores it gets a quarter of one"""
 Fill = Callable[[Sequence[PlacedMatcher], np.ndarray], None]
+
+
+def give_way() -> None:
+    if sys.platform == "linux":  # elsewhere that is the whole process
+        with suppress(OSError):
+            os.nice(NICE)
 
 
 class NextMasks:
     """One mask for each row. `fill`: as `GrammarBackend.fill`. While it goes on nobody may touch
-    the matchers: `wait` comes first."""
+    the matchers: `wait` comes first.
+
+    One thread does it ahead of time, beside the steps, which need all cores. What is left of it
+    when the masks are wanted all threads do."""
 
     def __init__(self, fill: Fill) -> None:
         self._fill = fill
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        self._thread = ThreadPoolExecutor(1, "masks", give_way)
         self._table = np.zeros((0, 0), np.int32)
         """[rows, words]"""
         self._current = np.zeros(0, np.bool_)
         """[rows]: the row's mask is there, or comes with what goes on"""
         self._begun: Future[None] | None = None
+        self._left = deque[PlacedMatcher]()
+        """of what goes on: nobody has begun with these"""
 
     def begin(self, matchers: Mapping[int, GrammarMatcher]) -> None:
         """Where these rows stand has changed, and nothing goes on. The first masks of all are
@@ -31,8 +48,18 @@ class NextMasks:
         rows = [row for row in matchers if row < len(self._current)]
         if rows:
             self._current[rows] = True
-            placed = [(matchers[row], row) for row in rows]
-            self._begun = self._thread.submit(self._fill, placed, self._table)
+            self._left.extend((matchers[row], row) for row in rows)
+            self._begun = self._thread.submit(self._fill_ahead)
+
+    def _fill_ahead(self) -> None:
+        while (placed := self._take_left()) is not None:
+            matcher, row = placed
+            matcher.fill(self._table[row])
+
+    def _take_left(self) -> PlacedMatcher | None:
+        with suppress(IndexError):  # nothing is left
+            return self._left.popleft()
+        return None
 
     def drop(self, row: int) -> None:
         """Another answer begins there."""
@@ -43,6 +70,7 @@ class NextMasks:
         """Until nothing goes on; raises what went wrong."""
         begun, self._begun = self._begun, None
         if begun is not None:
+            self._fill(list(iter(self._take_left, None)), self._table)
             begun.result()
 
     def take(
@@ -62,11 +90,6 @@ class NextMasks:
         return self._table[rows]
 
     def _grow(self, rows: int, words: int) -> None:
-        if self._table.shape[1] == words and rows <= len(self._table):
-            return
-        table = np.zeros((max(rows, 2 * len(self._table)), words), np.int32)
-        current = np.zeros(len(table), np.bool_)
-        if self._table.shape[1] == words:
-            table[: len(self._table)] = self._table
-            current[: len(self._current)] = self._current
-        self._table, self._current = table, current
+        if self._table.shape[1] != words or rows > len(self._table):
+            size = max(rows, 2 * len(self._table))
+            self._table, self._current = np.zeros((size, words), np.int32), np.zeros(size, np.bool_)
