@@ -126,7 +126,7 @@ def own_ways(option: Parameter, allowance: ReadingAllowance, depth: int) -> Iter
         yield from (constant(word) for kind in sorted(allowed & set(WORDS)) for word in WORDS[kind])
     if allowed == STRING or (plain and "string" in allowed):
         with suppress(NotWritable):
-            yield behind("'", TaggedValue(option, QUOTED).text(options))
+            yield behind("'", TaggedValue(option, QUOTED, allowance).text(options))
     if depth == MAX_DEPTH or any(references(schema)):  # else definitions come with each
         return
     if asked == {"type", "items"} and option.kinds == {"array"}:

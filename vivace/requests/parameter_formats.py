@@ -46,6 +46,8 @@ from vivace.requests.text_formats import FORMATS, as_search
 TAG_KEY = re.compile(r'[^<>"\s](?:[^<>"\n]*[^<>"\s])?')
 TAG_KEYS = r'[^<>"\s](?:[^<>"\n]{0,62}[^<>"\s])?'
 MAX_LENGTH = 100_000
+PATTERN_COST = 32
+"""of a character of an expression, which is read part by part, in characters of schemas"""
 Options = Sequence[tuple[str, Any]]
 """as `Parameter.options` has them"""
 
@@ -56,21 +58,21 @@ def tagged_arguments(
     """A tag for each, in the order of the schema; others behind them; or one JSON object where
     that can stand there, too, and nothing else does. Raises NotWritable."""
     try:
-        return tags_for_all(read_parameters(root, place, TAG_KEY, allowance), tags)
+        return all_tags(read_parameters(root, place, TAG_KEY, allowance), tags, allowance)
     except NotWritable:
         if not tags.json_begin:
             raise
     return sequence(json_value(root, place), constant("\n"))
 
 
-def tags_for_all(parameters: Parameters, tags: ParameterTags) -> TagFormat:
+def all_tags(parameters: Parameters, tags: ParameterTags, allowance: ReadingAllowance) -> TagFormat:
     parts: list[TagFormat] = []
     for one in parameters.listed:
-        form = TaggedValue(one, tags).format(one.name)
+        form = TaggedValue(one, tags, allowance).format(one.name)
         parts.append(form if one.needed else optional(form))
     if parameters.others is not None:
         names = "|".join(re.escape(one.name) for one in parameters.listed)
-        value = TaggedValue(parameters.others, tags)
+        value = TaggedValue(parameters.others, tags, allowance)
         parts.append(listed([value.with_any_key(names)], needed=False))
     return sequence(*parts) if parts else constant("")
 
@@ -81,6 +83,7 @@ class TaggedValue:
 
     parameter: Parameter
     tags: ParameterTags
+    allowance: ReadingAllowance
 
     def format(self, name: str) -> TagFormat:
         """With its tag."""
@@ -89,11 +92,8 @@ class TaggedValue:
     def with_any_key(self, names: str) -> TagFormat:
         """The same under a key that is none of `names`, an expression."""
         key = any_text(patterns=[TAG_KEYS], unlike=[f"(?:{names})"] if names else ())
-        ways: list[TagFormat] = []
-        for begin, value in self._ways():
-            head, _, tail = begin.partition(KEY)
-            ways.append(sequence(tagged(head, key, tail), value))
-        return either(ways)
+        ways = [(begin.partition(KEY), value) for begin, value in self._ways()]
+        return either([sequence(tagged(head, key, end), value) for (head, _, end), value in ways])
 
     def _ways(self) -> list[tuple[str, TagFormat]]:
         """(what the tag begins with, the value and what ends it)"""
@@ -178,9 +178,8 @@ class TaggedValue:
             return self._constants([one for one in values if isinstance(one, str)])
         if asked - OF_STRINGS:
             raise NotWritable(f"{place}.{min(asked - OF_STRINGS)}")
-        return self._any_text(
-            [pattern for key in asked for pattern in text_patterns(key, schema, place)]
-        )
+        self.allowance.take(PATTERN_COST * len(str(schema.get("pattern", ""))), place)
+        return self._any_text([one for key in asked for one in text_patterns(key, schema, place)])
 
     # -- values with what ends them ----------------------------------------------------------------
 
