@@ -306,6 +306,12 @@ def group(chance: Random, depth: int) -> dict[str, Any]:
     return {"type": chance.choice(["sequence", "or"]), "elements": elements}
 
 
+def repeat(chance: Random, depth: int) -> dict[str, Any]:
+    kind = chance.choice(["optional", "star", "plus", "repeat"])
+    bounds = {"min": chance.choice([0, 1, 3, 1000]), "max": chance.choice([-1, 1, 4, 1000])}
+    return {"type": kind, "content": random_format(chance, depth), **bounds}
+
+
 PARTS: list[Callable[[Random, int], dict[str, Any]]] = [
     lambda chance, depth: {"type": "const_string", "value": chance.choice(TEXTS)},
     lambda chance, depth: {"type": "json_schema", "json_schema": random_schema(chance, 1)},
@@ -313,7 +319,7 @@ PARTS: list[Callable[[Random, int], dict[str, Any]]] = [
     lambda chance, depth: {"type": "grammar", "grammar": grammar_text(chance)},
     lambda chance, depth: {"type": chance.choice(["any_text", "any_text", "what"])},
 ]
-GROUPS = [tag, tags, group]
+GROUPS = [tag, tags, group, repeat]
 MAKERS = {
     JSON_SCHEMA: schema_text,
     REGEX: regex_text,

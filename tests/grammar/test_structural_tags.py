@@ -73,6 +73,10 @@ def tag(begin: str, content: Any, end: Any) -> dict[str, Any]:
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
+def repeated(kind: str, content: Any, **bounds: Any) -> dict[str, Any]:
+    return {"type": kind, "content": content, **bounds}
+
+
 ANY = {"type": "any_text"}
 STRUCTURE = {"begin": "<", "schema": {}, "end": ">"}
 DIGITS = {"type": "regex", "pattern": "[0-9]+/[0-9]"}
@@ -142,6 +146,12 @@ CALLS = [tag("<a>", schema(NUMBER), "</a>"), tag("<b>", DIGITS, "</b>")]
             ["", "<b>1/2</b>", '<b>1/2</b>, <a>{"n":1}</a>'],
             ["<b>1/2</b>, ", "<b>1/2</b><b>1/2</b>"],
         ),
+        (repeated("optional", constant("a")), ["", "a"], ["aa"]),
+        (repeated("star", CALLS[1]), ["", "<b>1/2</b><b>3/4</b>"], ["<b>1/2</b>, "]),
+        (repeated("plus", repeated("optional", constant("a"))), ["", "a", "aaa"], ["b"]),
+        (repeated("repeat", schema(TEXT), min=1, max=2), ['"a"', '"a""b"'], ["", '"a"' * 3]),
+        (repeated("repeat", constant("a"), min=2, max=-1), ["aa", "a" * 50], ["a"]),
+        (repeated("optional", ANY), ["", "anything"], []),
         (tag("<|call|>", schema(TEXT), "<|call|>"), ['<|call|>"a"<|call|>'], ['<|call|>"a"']),
         (
             {"type": "triggered_tags", "triggers": ["<|call|>"], "tags": [
@@ -166,6 +176,13 @@ def test_formats(form: dict[str, Any], good: list[str], bad: list[str]) -> None:
         ({"format": {"type": "sequence", "elements": []}}, "format.elements"),
         ({"format": {"type": "sequence", "elements": [ANY, schema(1)]}}, "elements.0"),
         ({"format": tag("<", schema({"not": {"const": 1}}), ">")}, "not"),
+        ({"format": repeated("star", ANY)}, "format.content: any_text must end"),
+        ({"format": repeated("optional", None)}, "format.content: must be an object"),
+        ({"format": repeated("repeat", ANY, max=2)}, "format.min: must be a whole number"),
+        ({"format": repeated("repeat", ANY, min=0, max=1001)}, "format.max: must be min"),
+        ({"format": repeated("repeat", ANY, min=0, max=True)}, "format.max: must be min"),
+        ({"format": repeated("repeat", ANY, min=3, max=2)}, "format.max: must be min"),
+        ({"format": repeated("repeat", ANY, min=0, max=0)}, "format.max: must be min"),
         ({"format": tag("<", schema(3), ">")}, "format.content.json_schema"),
         ({"format": tag("<", schema({}), 1)}, "format.end"),
         ({"format": {"type": "regex", "pattern": "("}}, "pattern: unclosed"),

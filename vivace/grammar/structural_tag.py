@@ -20,11 +20,15 @@ from vivace.grammar.quoted_regex import quote_regex
 from vivace.grammar.tag_forms import (
     ANY_TEXT,
     KINDS,
+    REPEATS,
+    as_pattern,
     has_type,
     node_list,
     node_text,
     node_texts,
+    quote_text,
     read_kind,
+    read_repeat,
     schema_place,
 )
 from vivace.grammar.vocabulary import SpecialWords
@@ -91,6 +95,7 @@ class _TagRules:
             "tag": self._tag,
             "triggered_tags": self._triggered_tags,
             "tags_with_separator": self._separated_tags,
+            **dict.fromkeys(REPEATS, self._repeated),
             "definitions": self._definitions,
             "defined": self._defined_part,
             "optional_newlines": self._with_optional_newlines,
@@ -175,7 +180,7 @@ class _TagRules:
         terms = self._expressions(node, "patterns", place)
         terms += [f"~{one}" for one in self._expressions(node, "unlike", place)]
         if excluded:
-            words = "|".join(map(_as_pattern, dict.fromkeys(excluded)))
+            words = "|".join(map(as_pattern, dict.fromkeys(excluded)))
             terms.append(f"~/{self._to_regex(f'(?s:.*)(?:{words})(?s:.*)')}/")
         if self._joined:
             self._foreign = True
@@ -284,6 +289,11 @@ class _TagRules:
         several = one if once else self._rule(f"{one} ({separator} {one})*")
         return several if node.get("at_least_one", False) else self._rule(f"{several}?")
 
+    def _repeated(self, node: dict[str, Any], place: str, last: bool) -> str:
+        least, most = read_repeat(node, place)
+        part = self.part(node.get("content"), f"{place}.content", last=last and most == 1)
+        return self._rule(f"{part}{{{least},{'' if most == -1 else most}}}")
+
     def _definitions(self, node: dict[str, Any], place: str, last: bool) -> str:
         """Formats that the one behind them, and those behind each, refer to by their names."""
         formats = node.get("formats")
@@ -319,7 +329,7 @@ class _TagRules:
             for line in lines or ():
                 self._write(line)
         around = [node_text(node, key, place) for key in ("before", "behind")]
-        begin, end = (_quoted(one) if one else "" for one in around)
+        begin, end = (quote_text(one) if one else "" for one in around)
         name = self._flats[text]
         return name and f"({begin} {name} {end})"
 
@@ -374,7 +384,7 @@ class _TagRules:
         self._count += len(found)
         if self._count > MAX_WORDS:
             raise GrammarError(f"has over {MAX_WORDS} texts and special tokens in them")
-        return [f"<[{word}]>" if isinstance(word, int) else _quoted(word) for word in found]
+        return [f"<[{word}]>" if isinstance(word, int) else quote_text(word) for word in found]
 
 
 @contextmanager
@@ -384,13 +394,3 @@ def _blaming(node: dict[str, Any], place: str) -> Iterator[None]:
         yield
     except GrammarError as error:
         raise GrammarError(f"{node.get('place', place)}: {error}") from error
-
-
-def _quoted(text: str) -> str:
-    """Of control characters JSON leaves one as it is, which Lark does not read."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _as_pattern(text: str) -> str:
-    """An expression of this text alone."""
-    return re.escape(text).replace("\\\n", "\\n")

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,9 +15,12 @@ from vivace.grammar.json_schema import walk
 from vivace.protocol.constraints import EBNF, REGEX, Constraint
 
 ANY_TEXT = "any_text"
+REPEATS = {"optional": (0, 1), "star": (0, -1), "plus": (1, -1), "repeat": None}
+"""how often each has its content, at least and at most; -1: without end; None: it says so itself"""
+MAX_REPEATS = 1_000
 KINDS = (
     *("const_string", "json_schema", "regex", "grammar", ANY_TEXT, "sequence", "or", "tag"),
-    *("triggered_tags", "tags_with_separator", "definitions", "defined"),
+    *("triggered_tags", "tags_with_separator", *REPEATS, "definitions", "defined"),
 )
 """of formats, that clients know; there are others that tools become"""
 
@@ -93,6 +98,16 @@ def node_texts(node: dict[str, Any], key: str, place: str) -> list[str]:
     return value
 
 
+def read_repeat(node: dict[str, Any], place: str) -> tuple[int, int]:
+    """How often a format of REPEATS has its content, at least and at most."""
+    least, most = REPEATS[node["type"]] or (node.get("min"), node.get("max"))
+    if type(least) is not int or least not in range(MAX_REPEATS + 1):
+        raise GrammarError(f"{place}.min: must be a whole number up to {MAX_REPEATS}")
+    if type(most) is not int or most not in (-1, *range(least or 1, MAX_REPEATS + 1)):
+        raise GrammarError(f"{place}.max: must be min (or 1) to {MAX_REPEATS}; or -1, without end")
+    return least, most
+
+
 def node_list(node: dict[str, Any], key: str, place: str) -> list[Any]:
     value = node.get(key)
     if not isinstance(value, list) or not value:
@@ -140,3 +155,13 @@ def tag_texts(root: Any) -> list[tuple[str, Constraint]]:
 def schema_place(node: dict[str, Any], place: str) -> str:
     """`place`: of the part, when it was written by the client itself."""
     return str(node.get("place", f"{place}.json_schema"))
+
+
+def quote_text(text: str) -> str:
+    """Of control characters JSON leaves one as it is, which Lark does not read."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def as_pattern(text: str) -> str:
+    """An expression of this text alone."""
+    return re.escape(text).replace("\\\n", "\\n")
