@@ -69,7 +69,8 @@ class ReorderedRows:
     ) -> Tensor:
         order = self._find_order(name, shape, rows)
         taken = self._weights.take(name, shape, rows, columns, depth=depth, dtypes=dtypes)
-        return taken if order is None else taken[order]
+        bits = taken if taken.itemsize > 1 else taken.view(torch.uint8)  # torch 2.7 indexes no FP8
+        return taken if order is None else bits[order].view(taken.dtype)
 
     def take_stored(
         self, name: str, shape: tuple[int, ...], rows: slice = ALL, columns: slice = ALL
