@@ -134,6 +134,11 @@ STEP3 = (
     "<｜tool_call_begin｜>function<｜tool_sep｜>{}"
     '<steptml:invoke name="now"></steptml:invoke><｜tool_call_end｜>'
 )
+FENCED = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n{}<｜tool▁call▁end｜>"
+DSML = (
+    '<｜DSML｜invoke name="get_weather"><｜DSML｜parameter name="{}">{}</｜DSML｜parameter>'
+    "</｜DSML｜invoke>"
+)
 PIECES = sorted(
     {
         piece
@@ -167,6 +172,14 @@ def test_malformed_answers_are_cut_alike(
         ("hermes", '<tool_call>{"name": "now", "arguments": "{\\"a\\": 1}"}', [{"a": 1}]),
         ("hermes", '<tool_call>{"arguments": "{}", "name": "now"}</tool_call>', [{}]),
         ("hermes", '<tool_call>{"name": "now", "arguments": "soon"}</tool_call>', ["soon"]),
+        ("hermes", '<tool_call>{"name": "now", "arguments": ""}</tool_call>', [{}]),
+        ("hermes", '<tool_call>[{"name": "now"}, {"name": "now"}]</tool_call>', [{}, {}]),
+        ("llama3", '<|python_tag|>[{"name": "now"}, {"name": "now"}]', [{}, {}]),
+        ("mistral", "[TOOL_CALLS]now[ARGS]null[TOOL_CALLS]now[TOOL_CALLS]now[ARGS]", [{}] * 3),
+        ("deepseekv3", FENCED.format('```\n{"a": 1}\n```'), [{"a": 1}]),
+        ("deepseekv3", FENCED.format("```json\n```"), [{}]),
+        ("deepseekv32", DSML.format("city", "7") + DSML.format("days", "7"),
+         [{"city": "7"}, {"days": 7}]),
         ("hermes", '<tool_call>{"name": "now", "arguments": {}, "why": [1]}</tool_call>', [{}]),
         ("step3", '<｜tool_call_begin｜><steptml:invoke name="now"></steptml:invoke>', [{}]),
         ("step3", STEP3.format("now\n"), [{}]),
@@ -196,6 +209,8 @@ def test_malformed_answers_are_cut_alike(
         ("glm45", "<tool_call>now<arg_key> a </arg_key><arg_value> b</arg_value></tool_call>",
          [{"a": " b"}]),
         ("pythonic", "[now(a='b' \"c\", d=['e' 'f'])]", [{"a": "bc", "d": ["ef"]}]),
+        ("pythonic", "[now(a=\"\"\"b 'c'\n\"d\" \"\"\", e='', f='''\"''')]",
+         [{"a": "b 'c'\n\"d\" ", "e": "", "f": '"'}]),
     ],
 )  # fmt: skip
 def test_other_spellings_of_calls(name: str, text: str, arguments: list[Any]) -> None:
@@ -238,6 +253,9 @@ def test_argument_deltas_come_while_the_model_writes() -> None:
         ("llama3", "<|python_tag|>print(1)"),
         ("pythonic", "[1, 2, unknown(a=1)] [search(query=open)] [search("),
         ("mistral", "[TOOL_CALLS] nothing"),
+        ("mistral", "[TOOL_CALLS] now is the time"),
+        ("mistral", "[TOOL_CALLS]now[ARGS]3"),
+        ("deepseekv3", FENCED.format("```\nnothing\n```")),
         ("deepseekv31", "<｜tool▁calls▁begin｜>\nhm<｜tool▁calls▁end"),
         ("kimi_k2", "<|tool_call_begin|>search<|tool_call_argument_begin|>{}<|tool_call_end|>"),
         ("glm45", "<tool_call>search now"),

@@ -112,27 +112,27 @@ class CallBody(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class JsonCalls:
-    """Objects with a name and arguments: one, several with `separator` between them, or with
-    `listed` a list of them. `head` stands before."""
+    """Objects with a name and arguments: one, several with `separator` between them, or a list of
+    them. `head` stands before."""
 
     head: str = ""
     separator: str = ""
-    listed: bool = False
 
     def read(self, calls: CallReader, end: str) -> Steps[None]:
         reader = calls.reader
         yield from reader.skip_space()
         yield from reader.expect(self.head)
         yield from reader.skip_space()
-        in_list = self.listed and (yield from reader.skip("["))
+        in_list = yield from reader.skip("[")
+        separator = "," if in_list else self.separator
         while True:
             yield from reader.skip_space()
             yield from self._read_object(calls, end)
             reader.record()
             yield from reader.skip_space()
-            if self.separator and (yield from reader.skip(self.separator)):
+            if separator and (yield from reader.skip(separator)):
                 continue
-            if in_list or not self.separator or (yield from reader.peek()) != "{":
+            if in_list or not separator or (yield from reader.peek()) != "{":
                 break
         if in_list:
             yield from reader.skip("]")
@@ -180,9 +180,10 @@ def skip_value(calls: CallReader, key: str, *, begun: bool) -> Steps[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedCall:
-    """A name, a literal behind it, and a JSON object. `head` comes first and `tail` last, an id
-    behind `id_open` where that comes. `behind_input`: as in `CallSyntax`, where nothing ends a
-    call. With `numbered` the name is one of a namespace and has a number: `functions.look:0`."""
+    """A name, a literal behind it, and a JSON object. `head` comes first and `tail` last (or in the
+    literal's place, too), an id behind `id_open` where that comes. `behind_input`: as in
+    `CallSyntax`, where nothing ends a call. With `numbered` the name is one of a namespace and has
+    a number: `functions.look:0`."""
 
     separator: str
     behind_input: str = ""
@@ -199,7 +200,8 @@ class NamedCall:
         yield from reader.skip_space()
         if self.id_open and (yield from reader.skip(self.id_open)):
             yield from reader.run(NAME, MAX_NAME)
-        yield from reader.skip(self.separator)
+        if not (yield from reader.skip(self.separator)):
+            yield from reader.skip(self.tail)  # a fence that does not say what is in it
         yield from reader.skip_space()
         if self.numbered:
             name = name.removeprefix("functions.").rpartition(":")[0]
@@ -209,13 +211,20 @@ class NamedCall:
         elif (yield from calls.fenced(name)):
             calls.begin(name)
             yield from calls.copy_fenced(end or self.behind_input)
-        elif (yield from reader.is_next(self.tail or end)) or reader.is_cut(self.tail or end):
+        elif (yield from self._ends(reader, end)):
             calls.begin(name)
             calls.writer.arguments("{}")
         else:
             raise NotACall
         yield from reader.skip_space()
         yield from reader.skip(self.tail)
+
+    def _ends(self, reader: TextReader, end: str) -> Steps[bool]:
+        """Whether there are no arguments: null, or what comes behind them."""
+        last = self.tail or end or self.behind_input
+        if (yield from reader.skip("null")) or (yield from reader.is_next(last)):
+            return True
+        return reader.is_cut(last) or not (end or (yield from reader.more()))
 
 
 @dataclass(frozen=True)

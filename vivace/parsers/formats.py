@@ -113,7 +113,7 @@ MISTRAL_CALL = CallSyntax(begin=f"{MISTRAL_BEGIN}{{name}}[ARGS]", behind_input=M
 MISTRAL = ToolFormat(
     begin=MISTRAL_BEGIN,
     body=JsonOrNamed(
-        JsonCalls(separator=",", listed=True),
+        JsonCalls(separator=","),
         NamedCall(separator="[ARGS]", behind_input=MISTRAL_BEGIN, id_open="[CALL_ID]"),
     ),
     shape=AnswerShape(
@@ -310,7 +310,7 @@ INTERNS1 = ToolFormat(
     ),
 )
 
-JSON_CALLS = ToolFormat(begin="", bare="[", body=JsonCalls(separator=",", listed=True))
+JSON_CALLS = ToolFormat(begin="", bare="[", body=JsonCalls(separator=","))
 """An answer that is a JSON list of calls, which a grammar can demand of any model."""
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(

@@ -153,9 +153,9 @@ def is_object(text: str) -> bool:
 
 
 def object_text(text: str) -> str:
-    """Arguments as an object: {} for nothing or null, and what a string holds that some models
-    write, the JSON text of an object. Anything else stays as it is."""
-    if text in ("", "null"):
+    """Arguments as an object: {} for nothing, null or an empty string, and what a string holds that
+    some models write, the JSON text of an object. Anything else stays as it is."""
+    if text in ("", "null", '""'):
         return "{}"
     if text.startswith('"'):
         try:

@@ -149,18 +149,20 @@ def read_texts(reader: TextReader) -> Steps[str]:
 
 
 def read_text(reader: TextReader, quote: str) -> Steps[str]:
-    """The characters of a string."""
+    """The characters of a string, whose quote may be three of these."""
     reader.take(reader.at + 1)
+    end = quote * 3 if (yield from reader.skip(quote * 2)) else quote
     parts: list[str] = []
     while True:
         parts.append((yield from reader.run(CHARACTERS[quote])))
-        if (yield from reader.skip(quote)):
+        if (yield from reader.skip(end)):
             return whole_characters("".join(parts))
         if (yield from reader.skip("\\")):
             parts.append((yield from read_escape(reader)))
+        elif (yield from reader.more()):
+            parts.append(reader.take(reader.at + 1))  # newlines in any string: so models write
         else:
-            yield from reader.expect("\n")  # as models write it; Python would not
-            parts.append("\n")
+            raise NotACall
 
 
 def read_escape(reader: TextReader) -> Steps[str]:

@@ -36,8 +36,8 @@ class TaggedCall:
     [kind [name]] head name after_name (key_open key key_close [value_open] value value_close)*
     close
 
-    `unclosed`: what comes behind a value ends one, too, that nobody closed. `flagged`: a tag says
-    whether its value is a string. `newlines`: one at each edge of a value is not part of it.
+    `unclosed`: what comes behind a value ends one, too, that nobody closed. `flagged`: a tag may
+    say whether its value is a string. `newlines`: one at each edge of a value is not part of it.
     `untyped`: a value without a schema may be JSON. `or_json`: an object may stand for all tags.
     """
 
@@ -128,9 +128,10 @@ class TaggedCall:
         yield from reader.expect(self.key_close)
         if self.flagged:
             yield from reader.skip_space()
-            yield from reader.expect('string="')
-            is_string = (yield from reader.run(WORD, MAX_NAME)) == "true"
-            yield from reader.expect('">')
+            if (yield from reader.skip('string="')):
+                is_string = (yield from reader.run(WORD, MAX_NAME)) == "true"
+                yield from reader.expect('"')
+            yield from reader.expect(">")
         if self.value_open:
             yield from reader.skip_space()
             yield from reader.expect(self.value_open)
