@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
 from vivace.parsers.call_syntax import KEY, ParameterTags
@@ -262,23 +263,13 @@ def other_json(text: str, allowed: set[str]) -> str:
         return word
     if "null" in allowed and word in ("null", "none"):
         return "null"
-    if allowed & {"integer", "number"}:
-        whole = WHOLE.fullmatch(text) is not None
-        found = number_json(text) if whole or "number" in allowed else ""
-        if found:
-            return found
+    if "number" in allowed or ("integer" in allowed and WHOLE.fullmatch(text)):
+        with suppress(NotACall):
+            return number(text)
     if not allowed & {"object", "array"} or len(text) > MAX_PYTHON:
         return ""
     try:
         found = literal_json(text)
         return found if json_kinds(parse(found)) & allowed else ""
     except (NotACall, NotJson):
-        return ""
-
-
-def number_json(text: str) -> str:
-    """The JSON of a number as Python takes it; "" for anything else."""
-    try:
-        return number(text)
-    except NotACall:
         return ""
