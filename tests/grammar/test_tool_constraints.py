@@ -26,6 +26,7 @@ from grammar_kit import (
 
 from vivace.frontend.errors import BadRequest
 from vivace.grammar.backend import GrammarMatcher, JsonFormat
+from vivace.grammar.llguidance_backend import LLGuidanceBackend
 from vivace.grammar.thinking import ThinkingBackend
 from vivace.parsers.events import gather
 from vivace.parsers.names import TOOL_CALL_PARSERS
@@ -351,6 +352,26 @@ def test_the_grammar_begins_behind_the_thinking() -> None:
     assert drawn.accept(encode("</think>y")) == 8
     alone = syntax(None, "qwen3", limit=ThinkingLimit(9, "x"), inside=True)
     assert allowed(matcher(alone))[EOS]
+
+
+@pytest.mark.parametrize("reasoning", ["qwen3", "kimi"])
+def test_no_token_that_ends_thinking_begins_the_answer(reasoning: str) -> None:
+    """Where that is several tokens the last of them may go on; the answer would begin twice."""
+    end = FRAMES[reasoning][1].strip().encode()
+    mixed = [end[-1:] + b"{", end[-3:] + b' {"', end + b"{", end[-2:] + b"\n "]
+    tokens = [*VOCABULARY.tokens[: -len(mixed)], *mixed]
+    vocabulary = replace(VOCABULARY, tokens=tokens)
+    backend = ThinkingBackend(LLGuidanceBackend(vocabulary, JsonFormat()), vocabulary)
+    form = syntax(None, reasoning, asked=ASKED, inside=True).constraint
+    free = syntax(None, reasoning, limit=ThinkingLimit(99, "x"), inside=True).constraint
+    assert form is not None and free is not None
+    for number, token in enumerate(mixed, SIZE - len(mixed)):
+        said = [*b"hm ", *end.removesuffix(end[-1:] if not number else token.strip(b' \n{"'))]
+        drawn, other = backend.compile(form), backend.compile(free)
+        assert drawn.accept(said) == other.accept(said) == len(said)
+        assert drawn.allows(number) == (number == SIZE - 1) and other.allows(number)
+        assert drawn.accept([number]) == (number == SIZE - 1)
+    assert drawn.accept([*b'{"n":1}', EOS]) == 8
 
 
 @pytest.mark.parametrize("inside", [True, False])

@@ -18,11 +18,6 @@ def first_error(matchers: Sequence[GrammarMatcher]) -> str:
     return next(filter(None, (one.error for one in matchers)), "")
 
 
-def joint_matcher(matchers: Sequence[GrammarMatcher]) -> GrammarMatcher:
-    """Of one, that."""
-    return matchers[0] if len(matchers) == 1 else JointMatcher(matchers)
-
-
 @dataclass
 class JointMatcher:
     """What follows may follow in all of them."""

@@ -58,6 +58,12 @@ class CompilerFailure(Exception):
     constraint is not to blame."""
 
 
+class ThreadLink(threading.local):
+    """None where nothing was asked yet."""
+
+    own: ProcessLink | None = None
+
+
 class LimitedProcess:
     """It starts with the first message. Each thread that calls has one of its own, which ends with
     the thread."""
@@ -65,34 +71,25 @@ class LimitedProcess:
     def __init__(self, module: str, begin: msgspec.Struct, limits: TrialLimits) -> None:
         """`python -m module` hears `begin`, and the limits are its own."""
         self._module, self._begin, self._limits = module, encode(begin), limits
-        self._links = threading.local()
+        self._link = ThreadLink()
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="trials")
         """Its thread stays as urgent as the first who asked was then, and so does what it starts:
         who asks later may get a hundredth of a core, in which no process gets ready in time."""
 
     @property
-    def _link(self) -> ProcessLink | None:
-        return getattr(self._links, "own", None)
-
-    @_link.setter
-    def _link(self, link: ProcessLink | None) -> None:
-        self._links.own = link
-
-    @property
     def pid(self) -> int | None:
-        """None where nothing was asked yet."""
-        return self._link and self._link.pid
+        return self._link.own and self._link.own.pid
 
     def ask(self, message: bytes) -> msgspec.Raw:
         """The answer. Raises GrammarError; LibraryFault; GrammarUnavailable where the machine is to
         blame; CompilerFailure."""
         for _ in range(ATTEMPTS):
             try:
-                if self._link is None:
-                    self._link = self._starter.submit(self._start).result()
+                if (link := self._link.own) is None:
+                    link = self._link.own = self._starter.submit(self._start).result()
                     if is_less_urgent():
-                        self._link.exchange(encode(ANY_CONSTRAINT))  # the first is as urgent
-                return read_answer(self._link.exchange(message))
+                        link.exchange(encode(ANY_CONSTRAINT))  # the first is as urgent
+                return read_answer(link.exchange(message))
             except (OSError, EOFError, subprocess.SubprocessError) as error:
                 self._judge(error)
         raise LibraryFault(f"{LIBRARY_FAILED}: it ends its process; write it in other words")
@@ -102,7 +99,7 @@ class LimitedProcess:
 
     def _judge(self, error: Exception) -> None:
         """Of a process that has ended, or does not get on. Raises unless another one may do it."""
-        link, self._link = self._link, None
+        link, self._link.own = self._link.own, None
         if link is None:
             reason = f"cannot be compiled: no process can be started for it ({error})"
             raise GrammarUnavailable(reason) from error

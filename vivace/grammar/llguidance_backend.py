@@ -22,7 +22,7 @@ from vivace.grammar.backend import (
     PlacedMatcher,
     TokenVocabulary,
 )
-from vivace.grammar.joint_matcher import first_error, joint_matcher
+from vivace.grammar.joint_matcher import JointMatcher, first_error
 from vivace.grammar.masks import mask_words
 from vivace.grammar.schema_numbers import coefficient
 from vivace.grammar.source import GrammarDialect, explain, translate
@@ -126,7 +126,7 @@ class LLGuidanceBackend:
             )
             for make, grammar in zip(makers, grammars, strict=True)
         ]
-        matcher = joint_matcher(matchers)
+        matcher = matchers[0] if len(matchers) == 1 else JointMatcher(matchers)
         matcher.fill(mask)  # what is only found at the first step belongs to the request, too
         tried = [one.copy() for one in matchers]
         for one in tried:

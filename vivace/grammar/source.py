@@ -60,16 +60,14 @@ def translate(constraint: Constraint, dialect: GrammarDialect) -> list[str]:
 
 def explain(constraint: Constraint, reason: str) -> str:
     """What the library says of its translation -> what the client is told."""
-    match constraint.kind:
-        case kind if kind == JSON_SCHEMA:
-            told = explain_blamed([("", decode_schema(constraint.text))], reason)
-            return told or explain_expression(reason)
-        case kind if kind == STRUCTURAL_TAG:
-            return _explain_tag(read_structural_tag(constraint.text), reason)
-        case kind if kind == REGEX:
-            return explain_expression(reason)
-        case _:
-            return _explain_grammar(constraint.text, reason)
+    if constraint.kind == JSON_SCHEMA:
+        told = explain_blamed([("", decode_schema(constraint.text))], reason)
+        return told or explain_expression(reason)
+    if constraint.kind == STRUCTURAL_TAG:
+        return _explain_tag(read_structural_tag(constraint.text), reason)
+    if constraint.kind == REGEX:
+        return explain_expression(reason)
+    return _explain_grammar(constraint.text, reason)
 
 
 def _explain_tag(root: dict[str, Any], reason: str) -> str:

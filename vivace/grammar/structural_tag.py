@@ -334,7 +334,6 @@ class _TagRules:
         return name and f"({begin} {name} {end})"
 
     def _with_optional_newlines(self, node: dict[str, Any], place: str, last: bool) -> str:
-        """Those in what begins, ends and separates tags, and last in texts, may be left out."""
         before, self._newlines_optional = self._newlines_optional, True
         part = self.part(node.get("format"), f"{place}.format", last=last)
         self._newlines_optional = before

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Protocol
 
 import numpy as np
@@ -48,6 +49,7 @@ class ThinkingBackend:
             budget=rule.budget,
             free=self._words.mask(rule.avoided, ends=rule.answer is None),
             spaces=self._words.spaces,
+            pure=self._words.pure(rule.end.encode()) if rule.answer is not None else (),
         )
         start = partial(plan.start, inside=rule.inside)
         return ThinkingMatcher(start, start(answer), answer)
@@ -71,6 +73,7 @@ class ThinkingVocabulary:
         self._vocabulary = vocabulary
         self._special = SpecialWords(vocabulary.special_texts)
         self.tokens = vocabulary.tokens
+        self.pure = lru_cache(4)(self._find_pure)
 
     def ids(self, text: str) -> list[int]:
         """The tokens of a text, special ones among them."""
@@ -95,6 +98,17 @@ class ThinkingVocabulary:
         bits[list(self._vocabulary.eos_ids)] = ends
         return pack_mask(bits)
 
+    def _find_pure(self, end: bytes) -> Sequence[np.ndarray]:
+        """By bytes of `end` that were said: all tokens but those with more than that and space."""
+        bits = np.ones((len(end), len(self.tokens)), np.bool_)
+        known = defaultdict[bytes, list[int]](list)
+        for token, text in enumerate(self.tokens):
+            known[text[:1]].append(token)
+        for rest, pure in zip((end[said:] for said in range(len(end))), bits, strict=True):
+            mixed = (i for i in known[rest[:1]] if self.tokens[i].startswith(rest))
+            pure[[i for i in mixed if self.tokens[i][len(rest) :].strip(b" \n")]] = False
+        return [*map(pack_mask, bits)]
+
     @cached_property
     def any_answer(self) -> GrammarMatcher:
         return AnyAnswer(self.mask((), ends=True))
@@ -111,7 +125,8 @@ def is_space(token: bytes) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class ThinkingPlan:
-    """What one request says; `free`: the mask of its thinking, `spaces`: of white space."""
+    """What one request says; `free`: the mask of its thinking, `spaces`: of white space; `pure`:
+    more of thinking, so that nothing of an answer is in the token that ends it."""
 
     words: ThinkingVocabulary
     begin: bytes
@@ -119,6 +134,7 @@ class ThinkingPlan:
     budget: int | None
     free: np.ndarray
     spaces: np.ndarray
+    pure: Sequence[np.ndarray]
 
     @cached_property
     def begin_ids(self) -> tuple[int, ...]:
@@ -196,12 +212,19 @@ class OpenThinking:
     count: int
     tail: bytes
 
+    @property
+    def pure(self) -> list[np.ndarray]:
+        masks, end = self.plan.pure, self.plan.end
+        return [mask for said, mask in enumerate(masks) if self.tail.endswith(end[:said])]
+
     def fill(self, mask: np.ndarray, answer: GrammarMatcher) -> None:
         mask[:] = 0
         mask[: len(self.plan.free)] = self.plan.free
+        for pure in self.pure:
+            mask[: len(pure)] &= pure
 
     def follow(self, token: int, answer: GrammarMatcher) -> ThinkingPhase | None:
-        if not has_bit(self.plan.free, token):
+        if not all(has_bit(mask, token) for mask in (self.plan.free, *self.pure)):
             return None
         text, end = self.tail + self.plan.words.tokens[token], self.plan.end
         if end in text:

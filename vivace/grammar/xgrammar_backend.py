@@ -27,10 +27,6 @@ from vivace.grammar.xgrammar_trial import XGrammarTrial
 from vivace.protocol.constraints import Constraint
 
 
-def trust(constraint: Constraint) -> None:
-    """Nothing is wrong with it."""
-
-
 class XGrammarBackend:
     """`others`: llguidance, for what xgrammar does not enforce."""
 
@@ -44,7 +40,7 @@ class XGrammarBackend:
     ) -> None:
         """`checked`: somebody else has found that constraints take little."""
         self._others = others
-        self._check = trust if checked else XGrammarTrial(vocabulary, form).check
+        self._trial = None if checked else XGrammarTrial(vocabulary, form)
         self._library = import_module("xgrammar")
         self._ends = AnswerEnds(vocabulary)
         self._compiler = XGrammarCompiler(vocabulary, form)
@@ -53,7 +49,8 @@ class XGrammarBackend:
         other = self._others.compile(constraint)
         if not self._compiler.enforces(constraint):
             return other
-        self._check(constraint)
+        if self._trial is not None:
+            self._trial.check(constraint)
         with yield_often():
             compiled = self._compiler.compile(constraint)
         if compiled is None:
