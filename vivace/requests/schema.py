@@ -109,7 +109,7 @@ NO_LORA = "no LoRA adapters are loaded in this server; remove the field"
 NO_SESSIONS = "sessions are not supported; send the whole conversation (its prefix is cached)"
 NO_DISAGGREGATION = "this server runs prefill and decode together; remove the field"
 NO_EXPERTS = "experts of tokens are not reported yet; remove the field"
-NO_REASONING = "grammars begin with the answer here, thinking included; leave the field out"
+NO_REASONING = "use max_thinking_tokens instead: a grammar begins behind the thinking then"
 NO_MASK = "sampling masks are not supported yet; leave the field out"
 NO_FLAT_LOGPROBS = "use top_logprobs_num instead"
 
