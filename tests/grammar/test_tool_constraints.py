@@ -25,6 +25,7 @@ from grammar_kit import (
 )
 
 from vivace.frontend.errors import BadRequest
+from vivace.frontend.fairness import run_now
 from vivace.grammar.backend import GrammarMatcher, JsonFormat
 from vivace.grammar.llguidance_backend import LLGuidanceBackend
 from vivace.grammar.thinking import ThinkingBackend
@@ -32,9 +33,13 @@ from vivace.parsers.events import gather
 from vivace.parsers.names import TOOL_CALL_PARSERS
 from vivace.parsers.parser import AnswerParser, ParseOptions, answer_format
 from vivace.protocol.constraints import JSON_SCHEMA, REGEX, Constraint
+from vivace.requests.answer_rules import answer_rules
+from vivace.requests.answer_syntax import AnswerSyntax
+from vivace.requests.schema import Message
 from vivace.requests.thinking import ThinkingLimit, behind_thinking
 from vivace.requests.tool_constraints import ToolCalls, ToolSyntax
 from vivace.requests.tools import OfferedTools
+from vivace.server.openai.schema import ChatRequest
 
 LOOK = {
     "$defs": {"days": {"enum": [1, 2.5, None]}},
@@ -74,7 +79,8 @@ def syntax(
         parallel=parallel,
     )
     found = calls.syntax(asked)
-    constraint = behind_thinking(found.constraint, found.form.thinking, limit, inside=inside)
+    frame, calls = found.form.thinking, found.constraint is not asked
+    constraint = behind_thinking(found.constraint, frame, limit, inside=inside, calls=calls)
     return replace(found, constraint=constraint)
 
 
@@ -352,6 +358,30 @@ def test_the_grammar_begins_behind_the_thinking() -> None:
     assert drawn.accept(encode("</think>y")) == 8
     alone = syntax(None, "qwen3", limit=ThinkingLimit(9, "x"), inside=True)
     assert allowed(matcher(alone))[EOS]
+
+
+@pytest.mark.parametrize("places", [{}, dict.fromkeys(SCHEMAS, "here")])
+@pytest.mark.parametrize("budget", [None, 3])
+def test_text_behind_thinking_is_a_final_message(
+    budget: int | None, places: dict[str, str]
+) -> None:
+    """Without its frame gpt-oss's header of the message is text, and so no JSON."""
+    rules_syntax = AnswerSyntax(form=answer_format("gpt-oss", "gpt-oss"))
+    offered = OfferedTools(schemas=SCHEMAS if places else {}, places=places)
+    messages = [Message(role="user", content="n?")]
+    params = ChatRequest(messages=messages, max_thinking_tokens=budget)
+    rules = run_now(answer_rules(rules_syntax, params, offered, "", ASKED))
+    assert rules.constraint is not None
+    drawn = BACKEND.compile(rules.constraint)
+    (begin, end), final = ANALYSIS, "<|channel|>final<|message|>"
+    bare = drawn.copy()
+    bare.accept(encode(begin + "xyz" + end + '{"n":1}'))
+    assert not allowed(bare)[EOS]
+    said = begin + "xyz" + end + final + '{"n":1}'
+    assert drawn.accept(encode(said)) == len(said) and drawn.accept([EOS]) == 1
+    parser = AnswerParser(rules.syntax.form, rules.options)
+    found = gather(parser.push(said) + parser.finish())
+    assert (found.reasoning, found.text, found.calls) == ("xyz", '{"n":1}', [])
 
 
 @pytest.mark.parametrize("reasoning", ["qwen3", "kimi"])

@@ -36,11 +36,12 @@ def numbered_id(name: str, place: int) -> str:
 @dataclass(frozen=True)
 class ThinkingFrame:
     """What text stands around the thinking in front of an answer. `interrupts`: what ends it as
-    well, and belongs to what follows."""
+    well, and belongs to what follows. `final`: what comes then where the answer is no call."""
 
     begin: str
     end: str
     interrupts: tuple[str, ...] = ()
+    final: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -170,7 +170,7 @@ class MessageFormat:
 
     @property
     def thinking(self) -> ThinkingFrame | None:
-        return ThinkingFrame("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
+        return ThinkingFrame(*SHAPE.messages[0], final=SHAPE.final)
 
     def of_json_calls(self) -> ParserFormat:
         return self

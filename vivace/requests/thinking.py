@@ -22,8 +22,6 @@ NO_FRAME = (
     "the server does not know where thinking ends: start it with --reasoning-parser, or leave the "
     "field out"
 )
-
-
 TAIL = 64
 """Tokens at the end of a prompt in which it is seen whether the answer begins with thinking."""
 
@@ -123,9 +121,10 @@ def behind_thinking(
     limit: ThinkingLimit | None,
     *,
     inside: bool,
+    calls: bool = False,
 ) -> Constraint | None:
     """`answer`: what it has to obey once the model has thought. `inside`: it begins in the middle
-    of the thinking. BadRequest where a limit cannot be kept."""
+    of the thinking; `calls`: it may be some. BadRequest where a limit cannot be kept."""
     if frame is None:
         if limit is not None:
             raise BadRequest(limit.field, NO_FRAME)
@@ -135,7 +134,7 @@ def behind_thinking(
         return None
     rule = ThinkingRule(
         begin=frame.begin,
-        end=frame.end,
+        end=frame.end + ("" if answer is None or calls else frame.final),
         inside=inside,
         budget=None if limit is None else limit.tokens,
         avoided=() if answer is None else frame.interrupts,
