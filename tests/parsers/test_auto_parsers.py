@@ -26,7 +26,7 @@ TEMPLATES = [
     ("<|start_header_id|> {{ tools }} functools[", "llama", None, None),
     ("<|start_header_id|> {{ tools }} <{start_tag}={function_name}>", "llama", None, None),
     ("<|start_header_id|> {{ tools }} >>>all", "llama", None, None),
-    ("<TOOLCALL>{{ tools }}", "llama", None, None),
+    ("<|start_header_id|> {{ tools }} <TOOLCALL>[", "llama", None, None),
     ("<seed:tool_call>\n<function=example>\n<parameter=", "seed_oss", None, None),
     ("<tool_calls>[]</tool_calls> <tool_call>", "llama", None, None),
     ("{{ messages }}", "llama", None, None),

@@ -23,7 +23,7 @@ TOOL_MARKS = (
 )
 """what the template of a family has, and no template that stands further down"""
 OTHER_MARKS = ("<seed:tool_call>", "]<]minimax[>[", "<tool_calls>", "functools[", "<{start_tag}=")
-OTHER_MARKS += (">>>all",)
+OTHER_MARKS += (">>>all", "<TOOLCALL>")
 """of formats that are not known, and look like those that are"""
 DEEPSEEK_MARK, DEEPSEEK_V3_MARK = "<｜tool▁calls▁begin｜>", "```json"
 TOOLS_BY_MODEL = {"llama": "llama3", "mllama": "llama3", "llama4": "pythonic"}
