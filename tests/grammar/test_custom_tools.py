@@ -386,6 +386,19 @@ def test_expressions_inside_of_strings(pattern: str) -> None:
         assert allows(pattern, text) is allows(quoted, inside), text
 
 
+@pytest.mark.parametrize("pattern", ["(?s:(a).).", "(?s)a(?-s:.).", "((?s)a.).", "(?s)a(?-s).."])
+def test_flags_hold_where_they_stand(pattern: str) -> None:
+    quoted = quote_regex(pattern)
+    for text in ("abc", "a\nb", "ab\n", "a\n\n"):
+        inside = json.dumps(text)[1:-1]
+        assert allows(pattern, text) is allows(quoted, inside), text
+
+
+def test_escapes_have_one_case() -> None:
+    quoted = quote_regex("(?i)[a\n]")
+    assert allows(quoted, "A") and allows(quoted, "\\n") and not allows(quoted, "\\N")
+
+
 def allows(pattern: str, text: str) -> bool:
     tag = {"format": {"type": "regex", "pattern": pattern}}
     matcher, ids = compiled(STRUCTURAL_TAG, tag), encode(text)
