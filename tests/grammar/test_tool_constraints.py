@@ -305,6 +305,19 @@ def test_a_call_is_not_over_before_it_is_whole() -> None:
     assert not allowed(created)[EOS]
 
 
+def test_listed_values_of_other_types_cannot_be_said() -> None:
+    number = {"type": ["integer", "null"], "enum": [1, "x", None, 2.5]}
+    schema = {"type": "object", "properties": {"n": number}, "required": ["n"]}
+    offered = OfferedTools(schemas={"f": schema}, places={"f": "here"}, required=("f",))
+    calls = ToolCalls(offered=offered, form=answer_format("qwen3_coder", None), parallel=False)
+    constraint = calls.syntax(None).constraint
+    assert constraint is not None
+    drawn = BACKEND.compile(constraint)
+    for value, fits in (("1", True), ("null", True), ("None", True), ("x", False), ("2.5", False)):
+        text = encode(f"<tool_call>\n<function=f>\n<parameter=n>\n{value}\n</parameter>")
+        assert (drawn.copy().accept(text) == len(text)) is fits, value
+
+
 # -- thinking --------------------------------------------------------------------------------------
 
 ASKED = Constraint(kind=JSON_SCHEMA, text=json.dumps(ANSWER), field="response_format")
