@@ -133,6 +133,12 @@ def test_what_is_whole_of_a_cut_call_is_shown_to_the_template(rest: str) -> None
             run_now(read_arguments(wrong, "here"))
 
 
+@pytest.mark.parametrize("given", [None, "", "null", "{}", {}])
+def test_a_past_call_without_arguments_has_an_empty_object(given: Any) -> None:
+    """Other servers send null where a function has none."""
+    assert run_now(read_arguments(given, "here"))[0] == {}
+
+
 def test_ollama_gets_arguments_as_an_object() -> None:
     tools = [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}]
     call = '<tool_call>{"name": "look", "arguments": {"city": "Paris", "days": 3}}</tool_call>'

@@ -373,7 +373,7 @@ def read_arguments(given: str | dict[str, Any] | None, field: str) -> Work[tuple
     if not isinstance(given, str):
         return given or {}, 0
     try:
-        data = given.encode() or b"{}"
+        data = b"{}" if given in ("", "null") else given.encode()
         values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
         if values > DEPTH or len(data) > PART_BYTES:  # many of them, or a long text
             scan = Scan(data, {})
