@@ -122,6 +122,24 @@ def test_anthropic(server: Running) -> None:
         client.messages.create(**{**asked, "max_tokens": -1}, messages=user(DEMAND))
 
 
+def test_anthropics_tool_runner(server: Running) -> None:
+    """It asks for a thread first, and has to learn that there is none."""
+    anthropic = library("anthropic")
+    client = anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0)
+
+    @anthropic.beta_tool(name="look")
+    def look(city: str, days: int) -> str:
+        """Look up the weather."""
+        return RESULT if {"city": city, "days": days} == ARGUMENTS else ""
+
+    runner = client.beta.messages.tool_runner(
+        model=MODEL, max_tokens=500, messages=user(QUESTION), tools=[look]
+    )
+    assert runner.until_done().content[-1].text == ANSWER
+    prompt = bytes(token for token in server.engine.requests[-1].tokens if token < 256).decode()
+    assert QUESTION in prompt and RESULT in prompt
+
+
 def test_ollama(server: Running) -> None:
     ollama = library("ollama")
     client = ollama.Client(host=server.url, headers={"Authorization": f"Bearer {KEY}"})

@@ -128,6 +128,15 @@ def test_refusals_have_anthropics_form(server: Running, body: Any, field: str) -
     assert answer.json["error"]["message"].startswith(field)
 
 
+def test_threads_are_refused_in_anthropics_words(server: Running) -> None:
+    """Its tool runner asks for one, and would send the second turn without the first."""
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+        answer = ask(server, "/v1/messages", {"messages": HI, "max_tokens": 1, "thread": thread})
+        assert answer.status == 400
+        assert answer.json["error"]["details"] == {"error_code": "thread_unsupported_request"}
+    assert prompt(server, thread=None) == prompt(server)
+
+
 def test_a_prompt_that_is_too_long_is_told_in_anthropics_words(server: Running) -> None:
     turns = [{"role": "user", "content": "x" * (CONTEXT + 1)}]
     answer = ask(server, "/v1/messages", {"messages": turns, "max_tokens": 1})

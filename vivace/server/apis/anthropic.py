@@ -67,6 +67,8 @@ KINDS = {
 NO_INPUT = msgspec.Raw(b"{}")
 TOO_LONG = "prompt is too long"
 """Anthropic's words, by which clients know that they have to shorten a conversation"""
+NO_THREADS = {"error_code": "thread_unsupported_request"}
+"""by which its tool runner knows that it has to send whole conversations"""
 
 
 async def messages(context: Context, http: web.Request, body: Body) -> web.StreamResponse:
@@ -161,10 +163,12 @@ def anthropic_error(
     status: int, message: str, *, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
     """The body of an error answer. `param` is named by the message already."""
-    del param
     kind = KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
     text = f"{TOO_LONG}: {message}" if code == CONTEXT_EXCEEDED else message
-    return {"type": "error", "error": {"type": kind, "message": message_text(text)}}
+    error: dict[str, Any] = {"type": kind, "message": message_text(text)}
+    if param == "thread":
+        error["details"] = NO_THREADS
+    return {"type": "error", "error": error}
 
 
 # -- streams ---------------------------------------------------------------------------------------

@@ -150,6 +150,8 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     mcp_servers: Any = None
     container: Any = None
     prefill: Any = None
+    thread: Any = None
+    compaction: Any = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
@@ -175,6 +177,8 @@ ANTHROPIC_REFUSED: dict[str, str] = {
     "mcp_servers": "this server calls no tools; call them, and send tool_result",
     "container": "this server runs no code; remove the field",
     "prefill": "end messages with a turn of the assistant instead; the answer goes on with it",
+    "thread": "this server keeps no conversations here; send the whole one, without this field",
+    "compaction": "this server sums up no conversations; send a message that asks for a summary",
 }
 
 
