@@ -184,13 +184,13 @@ def test_a_route_without_body_takes_any_from_programs(server: Running) -> None:
 def test_what_curl_calls_a_form_is_json(server: Running) -> None:
     """Ollama's examples name no type; a page that says it is curl still says which page it is."""
     asked = {"prompt": "a"}
-    for program in ("curl/8.5.0", "Wget/1.21.3"):
+    for program in ("curl/8.5.0", "Wget/1.21.3", "Wget", "wget2/2.1.0"):
         answer = send(server, "POST", "/tokenize", {**FORM, "User-Agent": program}, asked)
         assert answer.status == 200, answer.text  # type: ignore[attr-defined]
         for attack in ({"Origin": "null"}, ATTACKS["image"], {"Referer": "http://evil.example/"}):
             headers = {**FORM, "User-Agent": program, **attack}
             assert send(server, "POST", "/tokenize", headers, asked).status == 403
-    for program in (BROWSER, "libcurl/8.5", ""):
+    for program in (BROWSER, "libcurl/8.5", f"{BROWSER} curl/8.5.0", ""):
         answer = send(server, "POST", "/tokenize", {**FORM, "User-Agent": program}, asked)
         assert answer.status == 415
     upload = {"Content-Type": "multipart/form-data; boundary=x", "User-Agent": "curl/8.5.0"}
