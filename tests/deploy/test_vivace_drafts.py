@@ -84,6 +84,11 @@ def test_what_does_not_start_is_one(line: str, toy: Path) -> None:
         assert [each.severity for each in findings(typed)].count("error") == 1
 
 
+def test_what_is_not_served_is_no_choice() -> None:
+    (found,) = worst(["--speculative-algorithm", "DRAGON"])
+    assert "NGRAM" in found.text and "DFLASH" not in found.text
+
+
 def test_a_refusal_is_about_the_flag_that_names_the_draft(toy: Path, tmp_path: Path) -> None:
     words = ["--model-path", str(toy), *DRAFT.split(), str(tmp_path)]
     (found,) = worst(words)

@@ -27,6 +27,8 @@ class ServerFlag(msgspec.Struct, frozen=True, omit_defaults=True):
     shape: str
     default: Any = None
     choices: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    """choices that are taken nowhere yet"""
     secret: bool = False
     plugins: str = ""
 
@@ -36,7 +38,7 @@ class ServerFlag(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def offered(self) -> tuple[str, ...]:
-        return self.choices
+        return tuple(choice for choice in self.choices if choice not in self.refused)
 
 
 class KnownVariable(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -69,6 +71,7 @@ def flags_json() -> bytes:
             shape=option.shape,
             default=option.default,
             choices=tuple(option.choices),
+            refused=tuple(filter(option.is_refused, option.choices)),
             secret=option.secret,
             plugins=option.plugins,
         )
