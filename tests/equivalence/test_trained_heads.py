@@ -204,7 +204,10 @@ def test_a_trained_head_is_served(
 
 @pytest.mark.skipif(not has_kernels(), reason="torch's products depend on what runs beside them")
 def test_what_was_interrupted_goes_on_to_the_same_head(
-    toy: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    toy: Trained,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """While it collects, and while it trains."""
     update, told = TrainingProgress.update, {"Collecting": 0, "Training": 0}
@@ -222,8 +225,13 @@ def test_what_was_interrupted_goes_on_to_the_same_head(
     assert not (parts / "model.safetensors").exists()
     assert toy.train("Llama", parts, *SHORT) == 130
     assert (parts / "model.safetensors").exists()
+    other = shutil.copytree(parts, tmp_path / "other")
     assert toy.train("Llama", parts, *SHORT) == 0
     assert not (parts / "training").exists()
+    assert "interrupted\n" in capsys.readouterr().err
+    assert toy.train("Llama", other, *SHORT, "--steps", "2", "--learning-rate", "0.5") == 0
+    asked = "--learning-rate 0.5 (until now 0.001), --steps 2 (until now 3)"
+    assert f"interrupted, {asked}\n" in capsys.readouterr().err
     assert told["Collecting"] > 130
     expected, found = (load_file(one / "model.safetensors") for one in (whole, parts))
     assert {*expected} == {*found}

@@ -257,8 +257,8 @@ def train(
     torch.set_num_threads(config.runtime.cpu_threads or config.platform.cores)
     try:
         trainer = build_trainer(config, asked, files, folder, taps, began)
-        if trainer.resume():
-            progress.say("training goes on where it was interrupted")
+        if said := trainer.resume():
+            progress.say(said)
         acceptance = trainer.run(progress)
     finally:
         torch.set_num_threads(threads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -85,11 +85,12 @@ class HeadTrainer:
         self.measured: list[dict[str, Any]] = []
         """an entry for each epoch"""
 
-    def resume(self) -> bool:
-        """Go on where it was interrupted. Raises CannotStart where texts are missing by now."""
+    def resume(self) -> str:
+        """Go on where it was interrupted; "" where nothing was. Says what is asked for otherwise
+        from here. Raises CannotStart where texts are missing by now."""
         saved = self._folder.load()
         if saved is None:
-            return False
+            return ""
         tensors, progress = saved
         if not torch.equal(tensors["draft_ids"], self._vocabulary.ids):
             raise CannotStart(
@@ -99,7 +100,13 @@ class HeadTrainer:
         restore(tensors, self._parameters, self._optimizer)
         self._done, self._seconds = progress["steps"], progress["seconds"]
         self.measured = progress["measured"]
-        return True
+        before: Mapping[str, Any] = progress.get("settings", {})
+        changed = [
+            f"--{name.replace('_', '-')} {value} (until now {before[name]})"
+            for name, value in self._asked.items()
+            if before.get(name, value) != value
+        ]
+        return ", ".join(["training goes on where it was interrupted", *changed])
 
     def run(self, progress: TrainingProgress) -> DraftAcceptance | None:
         """None: it was interrupted, and what is there is saved."""
@@ -160,12 +167,23 @@ class HeadTrainer:
             chosen = sequences[start : start + size]
             yield make_batch(self._files, chosen, self._target, self._settings.steps)
 
+    @property
+    def _asked(self) -> dict[str, Any]:
+        """What may be another number when training goes on."""
+        asked = asdict(self._settings)
+        return {name: asked[name] for name in ("epochs", "learning_rate", "batch", "steps")}
+
     def _save(self) -> None:
         self._folder.save(
             self._parameters,
             self._optimizer,
             self._vocabulary,
-            {"steps": self._done, "seconds": self._seconds, "measured": self.measured},
+            {
+                "steps": self._done,
+                "seconds": self._seconds,
+                "measured": self.measured,
+                "settings": self._asked,
+            },
         )
         self.write({"steps": self._done, "measured": self.measured})
 
