@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import sys
 from collections.abc import Iterator
@@ -372,7 +373,9 @@ def test_an_approved_call_is_made_once(served: Served, stream: bool) -> None:
     assert site.methods().count("tools/call") == made + 1
 
 
-def test_what_goes_wrong_behind_a_call_names_the_field(server: Running) -> None:
+def test_what_goes_wrong_behind_a_call_tells_of_the_call(server: Running) -> None:
+    """It was made, so the client has to have its outcome; no approval makes it again."""
+
     def approve(identity: str) -> Any:
         request = {"type": "mcp_approval_request", "name": "look", "server_label": "weather"}
         yes = {"type": "mcp_approval_response", "approval_request_id": identity, "approve": True}
@@ -380,11 +383,17 @@ def test_what_goes_wrong_behind_a_call_names_the_field(server: Running) -> None:
         return {"input": items, "tools": [ASKED]}
 
     answer = ask(server, PATH, approve("a"))
-    assert (answer.status, answer.json["param"]) == (400, "input")
     last = read_events(ask(server, PATH, {**approve("b"), "stream": True}).text)[-1]
-    assert last["type"] == "response.failed"
-    assert last["response"]["error"]["message"].startswith("input: ")
-    assert last["response"]["output"][-1]["output"] == "sun in None"
+    assert (answer.status, last["type"]) == (200, "response.failed")
+    for found in (answer.json, last["response"]):
+        assert (found["status"], found["error"]["code"]) == ("failed", "invalid_prompt")
+        assert found["error"]["message"].startswith("input: ")
+        assert found["output"][-1]["output"] == "sun in None"
+    kept = http.client.HTTPConnection("127.0.0.1", server.port)
+    kept.request("GET", f"{PATH}/{answer.json['id']}")
+    assert json.load(kept.getresponse())["status"] == "failed"
+    kept.close()
+    assert ask(server, PATH, approve("a")).status == 400  # it was made already
 
 
 def test_filters_say_what_is_asked_about(server: Running) -> None:

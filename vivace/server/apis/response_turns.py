@@ -123,7 +123,18 @@ class ResponseTurns:
         self._limit = request.max_completion_tokens
 
     async def complete(self, body: Body, arrival: float) -> None:
-        """Make the whole response. Raises as the chat path does."""
+        """Make the whole response. Raises as the chat path does; but a prompt that is refused
+        because of what tools have found ends it: else nobody would hear of calls that were made."""
+        try:
+            await self._complete_turns(body, arrival)
+        except BadRequest as error:
+            made = any(item.type == Item.SERVER_CALL for item in self._events.response.output)
+            if not made or error.status != 400:
+                raise
+            self._events.fail(response_error(error))
+        await self._keep(self._events.response)
+
+    async def _complete_turns(self, body: Body, arrival: float) -> None:
         events = self._events
         if self._approved:
             await self._check_approved()
@@ -136,7 +147,6 @@ class ResponseTurns:
             if not events.over:
                 await self._make_calls()
             body, arrival = Body(), time.monotonic()
-        await self._keep(events.response)
 
     async def stream(self, body: Body, arrival: float) -> web.StreamResponse:
         """The response as events. What goes wrong before the first one is raised as by the chat
