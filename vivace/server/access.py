@@ -106,8 +106,7 @@ UNNAMED = "application/octet-stream"
 """The type of a body that has none, which clients such as aiohttp's say, too."""
 FORM = "application/x-www-form-urlencoded"
 FORM_SENDERS = "curl/", "Wget", "wget2/"
-"""begin the User-Agent of programs that call any body a form (busybox is Wget without a number); a
-page that gives itself one has to pass a preflight"""
+"""begin the User-Agent of programs that call any body a form; it costs a page a preflight"""
 DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 OWN_SITES = ("same-origin", "none")
 """Sec-Fetch-Site of a page of this server, and of what the user typed"""
