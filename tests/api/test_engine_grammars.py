@@ -17,6 +17,7 @@ from served_toy import write_toy_llama
 
 from vivace import Engine
 from vivace.frontend.errors import BadRequest
+from vivace.frontend.fairness import run_now
 from vivace.offline.schemas import AnswerType, closed
 from vivace.parsers.events import gather
 from vivace.parsers.parser import AnswerParser, ParseOptions, ParserFormat, answer_format
@@ -263,7 +264,7 @@ def test_required_calls_obey_in_every_format(engine: Engine, name: str) -> None:
 def calls_in(form: ParserFormat, schemas: dict[str, Any], pieces: list[str]) -> list[list[str]]:
     parser = AnswerParser(form, ParseOptions(tools=schemas))
     events = [event for piece in pieces for event in parser.push(piece)]
-    found = gather([*events, *parser.finish()])
+    found = run_now(gather([*events, *parser.finish()]))
     assert not found.text.strip() and not found.reasoning
     return [[call.name, call.arguments] for call in found.calls]
 

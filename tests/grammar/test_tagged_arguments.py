@@ -13,6 +13,7 @@ import pytest
 from grammar_kit import EOS, SIZE, VOCABULARY, allowed, backend, encode, next_answer, spell
 
 from vivace.frontend.errors import BadRequest
+from vivace.frontend.fairness import run_now
 from vivace.grammar.backend import GrammarMatcher
 from vivace.parsers.call_syntax import KEY, NAME, CallSyntax, ParameterTags
 from vivace.parsers.events import gather
@@ -113,7 +114,9 @@ def call(name: str, value: str, *, json_tag: bool = False) -> str:
 def read(name: str, text: str, schemas: dict[str, Any]) -> list[list[str]]:
     parser = AnswerParser(answer_format(name, None), ParseOptions(tools=schemas))
     events = [event for character in text for event in parser.push(character)]
-    return [[call.name, call.arguments] for call in gather([*events, *parser.finish()]).calls]
+    return [
+        [call.name, call.arguments] for call in run_now(gather([*events, *parser.finish()])).calls
+    ]
 
 
 def accepts(name: str, schema: Any, value: str) -> bool:

@@ -104,7 +104,7 @@ def read(found: ToolSyntax, text: str, *, inside: bool = False) -> tuple[str, st
     """(reasoning, content, [name, arguments] of the calls) of an answer, character by character."""
     parser = AnswerParser(found.form, ParseOptions(tools=SCHEMAS, inside=inside))
     events = [event for character in text for event in parser.push(character)]
-    answer = gather([*events, *parser.finish()])
+    answer = run_now(gather([*events, *parser.finish()]))
     return answer.reasoning, answer.text, [[call.name, call.arguments] for call in answer.calls]
 
 

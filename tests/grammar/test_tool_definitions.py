@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vivace.frontend.errors import BadRequest
+from vivace.frontend.fairness import run_now
 from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.thinking import ThinkingBackend
 from vivace.parsers.events import gather
@@ -79,7 +80,7 @@ def read(
     """(content and reasoning, calls)"""
     parser = AnswerParser(form, options)
     events = [event for piece in pieces for event in parser.push(piece)]
-    found = gather([*events, *parser.finish()])
+    found = run_now(gather([*events, *parser.finish()]))
     return found.reasoning + found.text, [[call.name, call.arguments] for call in found.calls]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transcripts import TOOLS, TRANSCRIPTS, Transcript
 
+from vivace.frontend.fairness import run_now
 from vivace.parsers.events import gather
 from vivace.parsers.parser import AnswerParser, ParseOptions, answer_format
 from vivace.parsers.reader import TextReader
@@ -49,6 +50,14 @@ def test_work_grows_as_the_text_does(
     assert many <= 4 * 40 * len(transcript.text)
 
 
+def test_many_calls_are_put_together_bit_by_bit() -> None:
+    """100,000 calls of one text held up everybody for half a second."""
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    parser = AnswerParser(answer_format("hermes", None), ParseOptions(tools={"f": {}}))
+    events = run_now(parser.push_slices(call * 500))
+    assert sum(1 for _ in gather(events)) >= len(events) + 500
+
+
 class CountedTypes(list[str]):
     """Types that a schema allows, which count how often they are read."""
 
@@ -70,7 +79,7 @@ def parsed(schema: dict[str, Any], values: dict[str, str]) -> dict[str, Any]:
     """The arguments of a call with these values."""
     options = ParseOptions(tools={"f": schema})
     parser = AnswerParser(answer_format("qwen3_coder", None), options)
-    found = gather(parser.push(tagged(values)) + parser.finish())
+    found = run_now(gather(parser.push(tagged(values)) + parser.finish()))
     assert len(found.calls) == 1
     return json.loads(found.calls[0].arguments)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vivace.frontend.fairness import run_now
 from vivace.parsers.events import AnswerEvent, CallArguments, CallStart, gather
 
 WEATHER = {
@@ -244,7 +245,7 @@ def gathered(events: list[AnswerEvent]) -> Parsed:
             begun += 1
         elif isinstance(event, CallArguments):
             assert event.index == begun - 1
-    found = gather(events)
+    found = run_now(gather(events))
     calls = [(call.name, call.arguments) for call in found.calls]
     return Parsed(found.reasoning, found.text, calls)
 

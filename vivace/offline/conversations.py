@@ -206,7 +206,7 @@ def read_message(rules: AnswerRules, text: str, *, cut: bool) -> dict[str, Any]:
     found = ParsedAnswer(reasoning="", text=text)
     if rules.parses:
         parser = AnswerParser(rules.syntax.form, rules.options)
-        found = gather(run_now(parser.push_slices(text)) + parser.finish(cut=cut))
+        found = run_now(gather(run_now(parser.push_slices(text)) + parser.finish(cut=cut)))
     message: dict[str, Any] = {"role": "assistant", "content": found.content}
     if found.reasoning:
         message["reasoning_content"] = found.reasoning

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 
 from vivace.parsers.inputs import InputReader
@@ -76,7 +76,8 @@ class ParsedAnswer:
         return self.text if self.text or not self.calls else None
 
 
-def gather(events: Iterable[AnswerEvent]) -> ParsedAnswer:
+def gather(events: Iterable[AnswerEvent]) -> Generator[None, None, ParsedAnswer]:
+    """What they come to; yields behind each: a text may have 100,000 calls."""
     reasoning, content = list[str](), list[str]()
     calls: list[tuple[CallStart, list[str]]] = []
     for event in events:
@@ -89,11 +90,12 @@ def gather(events: Iterable[AnswerEvent]) -> ParsedAnswer:
                 calls.append((event, []))
             case CallArguments(_, text) | CallInput(_, text):
                 calls[-1][1].append(text)
-    return ParsedAnswer(
-        "".join(reasoning),
-        "".join(content),
-        [ParsedCall(one.id, one.name, "".join(parts), one.custom) for one, parts in calls],
-    )
+        yield
+    found = list[ParsedCall]()
+    for one, parts in calls:
+        found.append(ParsedCall(one.id, one.name, "".join(parts), one.custom))
+        yield
+    return ParsedAnswer("".join(reasoning), "".join(content), found)
 
 
 class EdgeSpace:

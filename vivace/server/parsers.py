@@ -48,8 +48,7 @@ async def separate_reasoning(context: Context, _request: web.Request, body: Body
     form = answer_format(None, name)
     options = ParseOptions(inside=form.inside("", ""))
     found = await parse(context, form, options, params.text)
-    answer = SeparateReasoningResponse(reasoning_text=found.reasoning, text=found.text)
-    return json_response(answer)
+    return json_response(SeparateReasoningResponse(reasoning_text=found.reasoning, text=found.text))
 
 
 def known(name: str, field: str, names: tuple[str, ...]) -> str:
@@ -64,4 +63,5 @@ async def parse(
 ) -> ParsedAnswer:
     """What a text consists of."""
     parser = AnswerParser(form, options)
-    return gather(await context.slicer.run(parser.push_slices(text)) + parser.finish())
+    events = await context.slicer.run(parser.push_slices(text)) + parser.finish()
+    return await context.slicer.run(gather(events))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from vivace.frontend.fairness import Work
+from vivace.frontend.fairness import Work, run_now
 from vivace.frontend.request_output import RequestOutput
 from vivace.parsers.events import (
     AnswerEvent,
@@ -62,10 +62,10 @@ class ChatParsing:
     ) -> Work[int | None]:
         """Fill in the message of a choice; how many of its tokens are reasoning, if known."""
         assert isinstance(choice, ChatChoice)
-        parser = self.parser()
+        parser, message = self.parser(), choice.message
         events = yield from parser.push_slices(output.text)
         reasoning = yield from self.counter().count_slices(output.tokens, parser)
-        found, message = gather(events + parser.finish(cut=is_cut(output.finish))), choice.message
+        found = yield from gather(events + parser.finish(cut=is_cut(output.finish)))
         message.content, message.reasoning_content = found.content, found.reasoning or None
         if found.calls:
             message.tool_calls = [shown_call(call) for call in found.calls]
@@ -187,7 +187,7 @@ class ParsedChunks(ChunkEncoder):
         return data
 
     def _finish(self, finish: Finish) -> Finish:
-        calls = gather(self._call).calls
+        calls = run_now(gather(self._call)).calls
         if not calls or not ends_by_calls(finish, calls[0]):
             return finish
         return msgspec.structs.replace(finish, type=FINISH_TOOL_CALLS)
