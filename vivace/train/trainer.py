@@ -103,8 +103,8 @@ class HeadTrainer:
         before: Mapping[str, Any] = progress.get("settings", {})
         changed = [
             f"--{name.replace('_', '-')} {value} (until now {before[name]})"
-            for name, value in self._asked.items()
-            if before.get(name, value) != value
+            for name, value in asdict(self._settings).items()
+            if name != "seconds" and before.get(name, value) != value
         ]
         return ", ".join(["training goes on where it was interrupted", *changed])
 
@@ -167,12 +167,6 @@ class HeadTrainer:
             chosen = sequences[start : start + size]
             yield make_batch(self._files, chosen, self._target, self._settings.steps)
 
-    @property
-    def _asked(self) -> dict[str, Any]:
-        """What may be another number when training goes on."""
-        asked = asdict(self._settings)
-        return {name: asked[name] for name in ("epochs", "learning_rate", "batch", "steps")}
-
     def _save(self) -> None:
         self._folder.save(
             self._parameters,
@@ -182,7 +176,7 @@ class HeadTrainer:
                 "steps": self._done,
                 "seconds": self._seconds,
                 "measured": self.measured,
-                "settings": self._asked,
+                "settings": asdict(self._settings),
             },
         )
         self.write({"steps": self._done, "measured": self.measured})

@@ -20,7 +20,7 @@ LARGEST = 1 << 22
 
 
 class ServerFlag(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An option of Vivace: `vivace.config.option.Option` without its states."""
+    """An option of Vivace: `config.option.Option` without its states but for `refused` choices."""
 
     name: str
     flags: tuple[str, ...]
@@ -28,7 +28,6 @@ class ServerFlag(msgspec.Struct, frozen=True, omit_defaults=True):
     default: Any = None
     choices: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
-    """choices that are taken nowhere yet"""
     secret: bool = False
     plugins: str = ""
 
