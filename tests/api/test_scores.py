@@ -106,7 +106,7 @@ def test_a_reranker_is_asked_for_yes_or_no(
         assert answer["embedding"] == pytest.approx(yes / (yes + no), abs=1e-5)
         assert answer["meta_info"]["prompt_tokens"] == len(asked(query, document))
     query, document = PAIRS[0]
-    other: Any = engine.rerank([[query, document]], instruct="Find numbers")
+    other: Any = engine.rerank([(query, document)], instruct="Find numbers")
     found = reference(toy[1], asked(query, document, "Find numbers"))
     share = found[ord("y")] / (found[ord("y")] + found[ord("n")])
     assert other[0]["embedding"] == pytest.approx(share, abs=1e-5)

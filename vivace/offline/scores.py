@@ -85,7 +85,9 @@ def read_score_call(
 def check_pairs(pairs: Any) -> list[tuple[str, str]]:
     """Queries and documents. Raises BadRequest."""
     if not (isinstance(pairs, list) and pairs) or not all(
-        isinstance(pair, list) and len(pair) == 2 and all(isinstance(one, str) for one in pair)
+        isinstance(pair, list | tuple)
+        and len(pair) == 2
+        and all(isinstance(one, str) for one in pair)
         for pair in pairs
     ):
         raise BadRequest("prompt", "must be a list of pairs: a query and a document, both text")
