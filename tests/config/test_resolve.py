@@ -102,6 +102,10 @@ def test_no_effect_is_told() -> None:
     ("argv", "words"),
     [
         ("--grammar-backend outlines", "outlines has no effect"),
+        (
+            "--constrained-json-whitespace-pattern \\n* --constrained-json-disable-any-whitespace",
+            "with --constrained-json-disable-any-whitespace",
+        ),
         ("--priority-scheduling-preemption-threshold 3", "without --enable-priority-scheduling"),
         ("--schedule-low-priority-values-first", "without --enable-priority-scheduling"),
         ("--log-requests-level 3", "without --log-requests"),

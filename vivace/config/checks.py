@@ -140,21 +140,20 @@ def characters(options: Options) -> list[str]:
 
 
 def whitespace(options: Options) -> list[str]:
-    pattern = options.optimization.constrained_json_whitespace_pattern
+    asked, flag = options.optimization, "--constrained-json-whitespace-pattern"
+    pattern = asked.constrained_json_whitespace_pattern
     if pattern is not None and not WHITESPACE.fullmatch(pattern):
         raise ConfigError(
-            f"--constrained-json-whitespace-pattern {pattern!r:.60}: may have in it only the "
-            r"white space that JSON has, blanks, \t, \n and \r (\s has more), as in [ \t\n\r]*"
+            f"{flag} {pattern!r:.60}: may have in it only the white space that JSON has, blanks, "
+            r"\t, \n and \r (\s has more), as in [ \t\n\r]*"
         )
-    return []
+    idle = pattern is not None and asked.constrained_json_disable_any_whitespace
+    return [f"{flag} has no effect with --constrained-json-disable-any-whitespace"] if idle else []
 
 
 def context_length(options: Options, context: ModelContext) -> list[str]:
-    asked, limit, stretch = (
-        options.model.context_length,
-        context.facts.context,
-        context.facts.stretch,
-    )
+    facts = context.facts
+    asked, limit, stretch = options.model.context_length, facts.context, facts.stretch
     if asked is None and stretch is not None:
         return [
             f"{stretch.place} is {stretch.factor:g} ({stretch.kind}), and nothing says whether the "
