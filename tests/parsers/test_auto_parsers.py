@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vivace.parsers.auto import choose_reasoning_parser, choose_tool_parser
+from vivace.requests.answer_syntax import tell
 
 TEMPLATES = [
     ('{{ tools }}<tool_call>\\n{"name": ... </think>', "qwen3", "qwen25", "qwen3"),
@@ -45,3 +46,11 @@ def test_templates_tell(
 def test_a_name_is_taken_as_it_is() -> None:
     assert choose_tool_parser("llama3", "<tool_call>", "qwen3") == "llama3"
     assert choose_reasoning_parser(None, "<think>", "qwen3") is None
+
+
+@pytest.mark.parametrize("chosen", [None, "hermes"])
+def test_what_came_of_auto_is_told(chosen: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    """Where nothing did, with what to do."""
+    with caplog.at_level("INFO"):
+        tell("--tool-call-parser", "auto", chosen)
+    assert caplog.text.endswith("auto: hermes\n" if chosen else "name it\n")

@@ -68,7 +68,8 @@ def answer_syntax(
 def tell(flag: str, asked: str | None, chosen: str | None) -> None:
     """Log what came of `auto`."""
     if asked == AUTO:
-        log.info("%s auto: %s", flag, chosen or "the chat template shows no format that is known")
+        nothing = "the chat template shows no format that is known; if it has one, name it"
+        log.info("%s auto: %s", flag, chosen or nothing)
 
 
 def special_tokens(tokenizer: Tokenizer, literals: Sequence[str]) -> frozenset[int]:
