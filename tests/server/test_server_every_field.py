@@ -374,8 +374,9 @@ SGLANG = {
 OPENAI = {
     "/v1/chat/completions": """
         messages model audio frequency_penalty function_call functions logit_bias logprobs
-        max_completion_tokens max_tokens metadata modalities n parallel_tool_calls prediction
-        presence_penalty prompt_cache_key prompt_cache_retention reasoning_effort response_format
+        max_completion_tokens max_tokens metadata modalities moderation n parallel_tool_calls
+        prediction presence_penalty prompt_cache_key prompt_cache_retention reasoning_effort
+        response_format
         safety_identifier seed service_tier stop store stream stream_options temperature
         tool_choice tools top_logprobs top_p user verbosity web_search_options""",
     "/v1/completions": """
@@ -384,9 +385,24 @@ OPENAI = {
 }
 
 
-@pytest.mark.parametrize("table", [SGLANG, OPENAI], ids=["sglang", "openai"])
+OTHERS = {
+    "/v1/messages": """
+        max_tokens messages model cache_control compaction container context_management mcp_servers
+        metadata output_config output_format service_tier stop_sequences stream system temperature
+        thinking thread tool_choice tools top_k top_p""",
+    "/v1/responses": """
+        background context_management conversation include input instructions max_output_tokens
+        max_tool_calls metadata model moderation parallel_tool_calls previous_response_id prompt
+        prompt_cache_key prompt_cache_retention reasoning safety_identifier service_tier store
+        stream stream_options temperature text tool_choice tools top_logprobs top_p truncation
+        user""",
+}
+
+
+@pytest.mark.parametrize("table", [SGLANG, OPENAI, OTHERS], ids=["sglang", "openai", "others"])
 def test_every_documented_field_is_known(table: dict[str, str]) -> None:
-    """Names of SGLang 0.5.23, and of OpenAI's reference of 2025."""
+    """Names of SGLang 0.5.23 and of OpenAI's reference of 2025, and those of the Python clients
+    `anthropic` 2.14 and `openai` 3.57 that ask for something."""
     accepts = {route.path: route.accepts for route in ROUTES}
     for path, names in table.items():
         missing = set(names.split()) - set(accepts[path].__struct_fields__)

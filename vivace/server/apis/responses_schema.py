@@ -9,7 +9,7 @@ import msgspec
 from vivace.protocol.constraints import CONSTRAINTS
 from vivace.requests.limits import Entries, Members, Messages, Parts, PerPrompt
 from vivace.requests.schema import NO_SESSIONS, OTHER_CONSTRAINTS
-from vivace.server.openai.schema import DEFAULT_MODEL
+from vivace.server.openai.schema import CHAT_REFUSED, DEFAULT_MODEL
 
 
 class ItemPart(msgspec.Struct, kw_only=True):
@@ -219,7 +219,7 @@ RESPONSES_REFUSED: dict[str, str] = {
     "conversation": "use previous_response_id, or send all items as input",
     "prompt": "this server stores no prompts; send instructions and input",
     "context_management": "this server edits no conversations; send what is to be read",
-    "moderation": "this server judges no texts; remove the field",
+    "moderation": CHAT_REFUSED["moderation"],
 }
 
 

@@ -159,6 +159,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     web_search_options: Any = None
     modalities: Any = None
     store: Any = None
+    moderation: Any = None
 
 
 NO_FUNCTIONS = "use tools and tool_choice in the place of functions and function_call"
@@ -175,15 +176,13 @@ REFUSED: dict[str, str] = {
     "structured_outputs": "use json_schema, regex, ebnf or structural_tag",
     "stop_regex": NO_STOP_REGEX,
     "lora_path": native.NO_LORA,
-    "session_id": native.NO_SESSIONS,
-    "session_params": native.NO_SESSIONS,
+    **dict.fromkeys(("session_id", "session_params"), native.NO_SESSIONS),
     "custom_logit_processor": NO_PROCESSORS,
     "watermark": native.REFUSED["watermark"],
     "return_hidden_states": "hidden states come with /generate only",
     "return_routed_experts": native.NO_EXPERTS,
     "routed_experts_start_len": native.NO_EXPERTS,
-    "return_sampling_mask": native.NO_MASK,
-    "sampling_logprobs_mode": native.NO_MASK,
+    **dict.fromkeys(("return_sampling_mask", "sampling_logprobs_mode"), native.NO_MASK),
     "return_flat_raw_output_top_logprobs": "use logprobs instead",
     "bootstrap_host": native.NO_DISAGGREGATION,
     "bootstrap_port": native.NO_DISAGGREGATION,
@@ -210,6 +209,7 @@ CHAT_REFUSED: dict[str, str] = {
     "web_search_options": "this server searches no web",
     "modalities": native.TEXT_ONLY,
     "store": "this server stores no completions; remove the field",
+    "moderation": "this server judges no texts; remove the field",
 }
 
 CHAT_HARMLESS: dict[str, tuple[Any, ...]] = {
