@@ -43,7 +43,9 @@ def flat_terminals(lark: str, prefix: str) -> list[str] | None:
         return None
     try:
         rules = _read_rules(lark.removeprefix(NO_FORCING))  # options of others are not read
-        uses = {name: _names(body) for name, body in rules.items()}
+        uses = {
+            name: {text for kind, text in body if kind == "name"} for name, body in rules.items()
+        }
         TopologicalSorter(uses).prepare()
     except (UnreadGrammar, CycleError):
         return None
@@ -76,10 +78,6 @@ def _definition(name: str, body: list[LarkToken], known: dict[str, str]) -> str:
         return f"%import common.{body[0][1]} -> {known[name]}"
     words = [known[text] if kind == "name" else text for kind, text in body]
     return f"{known[name]}: {' '.join(words) or EMPTY}"
-
-
-def _names(body: list[LarkToken]) -> set[str]:
-    return {text for kind, text in body if kind == "name"}
 
 
 def _read_rules(lark: str) -> dict[str, list[LarkToken]]:

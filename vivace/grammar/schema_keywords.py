@@ -155,10 +155,7 @@ def _wrong(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if isinstance(ref, str) and ref.startswith("#") and not is_pointer(ref):
         yield "$ref", "refers to nothing: no $anchor has this name"
     if isinstance(ref, str) and len(ref) > MAX_REFERENCE:
-        yield (
-            "$ref",
-            f"is longer than {MAX_REFERENCE} characters; give what it leads to under $defs",
-        )
+        yield "$ref", f"is longer than {MAX_REFERENCE} characters; put what it leads to under $defs"
     for keyword in ("$dynamicRef", "$recursiveRef"):
         if keyword in schema:
             yield keyword, OUTERMOST

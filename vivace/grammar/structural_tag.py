@@ -135,8 +135,8 @@ class _TagRules:
     def _constant(self, node: dict[str, Any], place: str, last: bool) -> str:
         text = node_text(node, "value", place)
         last_line = "\n" if self._newlines_optional and text.endswith("\n") else ""
-        rest = self._literal(text.removesuffix(last_line))
-        return self._rule(f"{rest} {self._frame(last_line)}" if last_line else rest)
+        words = [*self._words(text.removesuffix(last_line)), *self._framing(last_line)]
+        return self._rule(" ".join(words) or '""')
 
     def _schema(self, node: dict[str, Any], place: str, last: bool) -> str:
         schema = node.get("json_schema", True)
@@ -365,9 +365,6 @@ class _TagRules:
             return self._rule(" ".join([text, head, *rest]))
         return " ".join([self._rule(f"{text} {head}", "[lazy]"), *rest])
 
-    def _literal(self, text: str) -> str:
-        return " ".join(self._words(text)) if text else '""'
-
     def _frame(self, text: str) -> str:
         """Of a tag, or between them."""
         return " ".join(self._framing(text)) if text else '""'
@@ -378,7 +375,7 @@ class _TagRules:
         return [word for part in parts if part for word in lines.get(part) or self._words(part)]
 
     def _words(self, text: str) -> list[str]:
-        """A text that is not empty, as strings and special tokens."""
+        """A text as strings and special tokens."""
         found = self._special.split(text)
         self._count += len(found)
         if self._count > MAX_WORDS:

@@ -12,6 +12,7 @@ import msgspec
 
 from vivace.grammar.backend import GrammarError
 from vivace.grammar.json_schema import walk
+from vivace.grammar.tool_tags import json_value, tagged
 from vivace.protocol.constraints import EBNF, REGEX, Constraint
 
 ANY_TEXT = "any_text"
@@ -58,17 +59,8 @@ def _triggered_structures(given: dict[str, Any]) -> dict[str, Any]:
         if not any(begin.startswith(trigger) for begin in begins):
             raise GrammarError(f"triggers.{index}: no structure begins with {trigger!r:.60}")
     tags = [
-        {
-            "type": "tag",
-            "begin": structure.get("begin"),
-            "content": {
-                "type": "json_schema",
-                "json_schema": structure.get("schema"),
-                "place": f"structures.{index}.schema",
-            },
-            "end": structure.get("end"),
-        }
-        for index, structure in enumerate(structures)
+        tagged(one["begin"], json_value(one.get("schema"), f"structures.{i}.schema"), one["end"])
+        for i, one in enumerate(structures)
     ]
     return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
 

@@ -62,9 +62,8 @@ class ExactEncoder:
         return self._behind_frame(text, wanted) or self._greedy(wanted)
 
     def _is_exact(self, ids: list[int], wanted: bytes) -> bool:
-        if not self._special.isdisjoint(ids):
-            return False
-        return b"".join(map(self._tokenizer.token_bytes, ids)) == wanted
+        spelled = b"".join(map(self._tokenizer.token_bytes, ids))
+        return spelled == wanted and self._special.isdisjoint(ids)
 
     def _behind_frame(self, text: str, wanted: bytes) -> list[int] | None:
         ids = self._tokenizer.encode(FRAME + text, add_special_tokens=False)
@@ -80,8 +79,7 @@ class ExactEncoder:
             ids = range(self._tokenizer.vocabulary)
             self._ids = {table(i): i for i in reversed(ids) if i not in self._special and table(i)}
             self._longest = max(map(len, self._ids), default=0)
-        found: list[int] = []
-        place = 0
+        found, place = list[int](), 0
         while place < len(wanted):
             lengths = range(min(self._longest, len(wanted) - place), 0, -1)
             length = next((n for n in lengths if wanted[place : place + n] in self._ids), 0)
