@@ -45,7 +45,7 @@ NO_PROPERTY = "properties has none of this name, and additionalProperties allows
 NO_KEY = "a parameter of this name cannot be written in this model's calls"
 TOO_MUCH = (
     "is too large: for each parameter that refers to something the whole schema is gone through; "
-    "let fewer refer, write schemas where they are used, or shorten patterns (32 KiB for all)"
+    "let fewer refer, write schemas where they are used, or shorten patterns (16 KiB for all)"
 )
 
 

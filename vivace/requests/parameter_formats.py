@@ -46,7 +46,7 @@ from vivace.requests.text_formats import FORMATS, as_search
 TAG_KEY = re.compile(r'[^<>"\s](?:[^<>"\n]*[^<>"\s])?')
 TAG_KEYS = r'[^<>"\s](?:[^<>"\n]{0,62}[^<>"\s])?'
 MAX_LENGTH = 100_000
-PATTERN_COST = 32
+PATTERN_COST = 64
 """of a character of an expression, which is read part by part, in characters of schemas"""
 Options = Sequence[tuple[str, Any]]
 """as `Parameter.options` has them"""
@@ -178,7 +178,8 @@ class TaggedValue:
             return self._constants([one for one in values if isinstance(one, str)])
         if asked - OF_STRINGS:
             raise NotWritable(f"{place}.{min(asked - OF_STRINGS)}")
-        self.allowance.take(PATTERN_COST * len(str(schema.get("pattern", ""))), place)
+        cost = PATTERN_COST * len(str(schema.get("pattern", "")))
+        self.allowance.take(cost + len(FORMATS.get(str(schema.get("format")), "")), place)
         return self._any_text([one for key in asked for one in text_patterns(key, schema, place)])
 
     # -- values with what ends them ----------------------------------------------------------------
@@ -235,6 +236,6 @@ def text_patterns(keyword: str, schema: Mapping[str, Any], place: str) -> Iterat
         except GrammarError as error:
             raise NotWritable(at, str(error)) from error
     elif str(value) in FORMATS:
-        yield rust_pattern(FORMATS[str(value)])
+        yield FORMATS[str(value)].replace(r"\d", "[0-9]")
     elif str(value) not in DESCRIBING:
         raise NotWritable(at, f"{IN_TAGS}, or write a pattern")
