@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import warnings
 from contextlib import suppress
 from itertools import product
@@ -187,6 +188,15 @@ def test_expressions_are_read_as_ecma_262_does(
     start = schema_matcher({"type": "string", "pattern": f"^{pattern}$"})
     assert all(_may_be(start, text) for text in good)
     assert not any(_may_be(start, text) for text in bad)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(?" + "i" * 60_000, "[" + r"\w\W" * 20_000 + "]", "[a-b]" * 20_000]
+)
+def test_long_expressions_take_little(pattern: str) -> None:
+    begun = time.thread_time()
+    rust_pattern(pattern)
+    assert time.thread_time() - begun < 1.0
 
 
 def test_tokens_of_plain_characters_fit_a_dot_together() -> None:

@@ -25,7 +25,7 @@ _SET = rf"\[\^?+\]?+(?:{ESCAPE}|{POSIX_CLASS}|[^\\\]])*+"
 _PART = re.compile(
     rf"(?P<plain>[\w ]+)|(?P<set>{_SET}\])|(?P<escape>{ESCAPE})|(?P<dot>\.)"
     rf"|(?P<refused>\(\?#[^)]*\)?|\\\Z|{_SET})"
-    r"|(?P<flags>\(\?[a-zA-Z]*-?[a-zA-Z]*[:)])|(?P<group>\((?:\?P?<\w+>)?)|(?P<end>\))"
+    r"|(?P<flags>\(\?[a-zA-Z]*+-?+[a-zA-Z]*+[:)])|(?P<group>\((?:\?P?<\w+>)?)|(?P<end>\))"
     r"|(?P<repeat>(?:[*+?]|\{\d+(?:,\d*)?\})\??)|(?P<brace>\{(?!,))|(?P<anchor>[$^])|(?P<other>.)",
     re.DOTALL,
 )
