@@ -109,6 +109,60 @@ def test_names_fit_their_patterns(pattern: str) -> None:
             assert found == valid or (valid and name in unwritten), (name, value)
 
 
+APART = [
+    (r"^\W$", "é"),
+    (r"^[^\w]$", "é"),
+    (r"^[\D]$", "\u0663"),
+    (r"^\d$", "\u0663"),
+    ("^.$", "\r"),
+]
+APART += [(r"^\s$", "\ufeff"), (r"^\S$", "\x85"), ("^a$", "a\n"), ("(^x|a$)", "a\n")]
+
+
+@pytest.mark.parametrize(("pattern", "name"), APART)
+def test_names_that_fit_for_one_reader_only_are_no_others(pattern: str, name: str) -> None:
+    schema = {"type": "object", "patternProperties": {pattern: {"type": "integer"}}}
+    for form in (schema, {**schema, "properties": {name: {}}, "additionalProperties": {}}):
+        assert [_may_be(schema_matcher(form), {name: value}) for value in (1, "x")] == [True, False]
+    closed = schema_matcher({**schema, "additionalProperties": False})
+    assert not any(_may_be(closed, {name: value}) for value in (1, "x"))
+
+
+@pytest.mark.parametrize(("pattern", "name"), APART)
+def test_names_beside_others_with_a_schema_are_as_ecma_262_has_them(
+    pattern: str, name: str
+) -> None:
+    schema = {"patternProperties": {pattern: {"type": "integer"}}, "type": "object"}
+    schema["properties"] = {name: {"type": "string"}}
+    for others in ({"type": "string"}, False):
+        form = {**schema, "additionalProperties": others}
+        if re.search(r"\\[SsWD]|\^\\w", pattern):
+            with pytest.raises(GrammarError, match="ECMA"):
+                schema_matcher(form)
+        else:
+            assert _may_be(schema_matcher(form), {name: "x"})
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"\x7f", "\x7f", r"[\x7f]", r"[\u007F\x7f-\x7f]", r"\u{7f}b", r"(\x7f|b)"]
+)
+def test_what_has_no_spelling_is_not_left_out(pattern: str) -> None:
+    """`^\\x7fb$` would be `^b$`."""
+    named = {"type": "object", "patternProperties": {f"^{pattern}$": {}}}
+    valued = {"properties": {"a": {"pattern": f"^{pattern}$"}}, "additionalProperties": True}
+    for schema in (named, {"type": "object", **valued}):
+        with pytest.raises(GrammarError, match="control"):
+            schema_matcher(schema)
+    assert _may_be(schema_matcher({"type": "string", "pattern": r"^[\x7f]b$"}), "\x7fb")
+
+
+def test_names_that_fit_alike_may_stand_beside_others() -> None:
+    named = {"^x-[0-9]+$": {"type": "integer"}}
+    start = schema_matcher({"patternProperties": named, "additionalProperties": {"type": "null"}})
+    assert _may_be(start, {"x-1": 1, "é": None})
+    assert not _may_be(start, {"x-1": None})
+
+
 def test_what_names_with_a_zero_would_get_is_not_left_open() -> None:
     named = {"patternProperties": {'[^"]': {"type": "integer"}}, "additionalProperties": False}
     with pytest.raises(GrammarError, match="patternProperties"):
@@ -178,6 +232,8 @@ READ = [
     (".", ["a", "\x85"], ["\n", "\r", "\u2028", "\u2029"]),
     ("(?i:[^h-j][^k])", ["kj", "lj"], ["\u0130j", "\u0131j", "ij", "l\u212a"]),
     (r"\u{1F600}[\u{61}-c]\p{Lu}", ["😀bA"], ["😀ba"]),
+    (r"[\w\W][\S\s][\d\D]", ["aaa", "é\x85\u0663"], ["aa"]),
+    (r"[\w\\W-]+", ["a\\W-"], ["é"]),
 ]
 
 

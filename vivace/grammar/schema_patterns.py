@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from vivace.grammar.backend import GrammarError
 from vivace.grammar.quoted_regex import ESCAPE, POSIX_CLASS, escaped_ones, regex_parts
-from vivace.grammar.schema_keywords import PATTERNS, all_schemas, spelled
+from vivace.grammar.schema_keywords import ANYTHING, PATTERNS, all_schemas, spelled
 from vivace.grammar.schema_objects import tells_names_apart
 from vivace.parsers.schema_types import values
 
@@ -22,6 +22,10 @@ NULL, QUOTES = "\0", frozenset('"\\')
 NO_NULL = (
     "no two expressions may mean the same, and no property may have U+0000 in its name: what fits "
     "control characters, but no quote or no backslash, is enforced without that"
+)
+TWO_WAYS = (
+    r"ECMA-262 and Python take other names for these; write a set, such as [ \t] for \s and [^0-9] "
+    r'for \D, or "additionalProperties": true'
 )
 ONE_WAY = 'nrbtf\\"'
 """what follows a backslash where each character has one spelling"""
@@ -38,17 +42,20 @@ _CLASSES = {
     "s": (_SPACES, rf"{_SPACES}\x1c-\x1f\x85\ufeff"),
 }
 """what both take for one; what either does"""
+_NARROWED = (_SPACES, *(either for _, either in _CLASSES.values()))  # unlike ECMA-262
 _LINE = r"[^\n\r\u2028\u2029]"
-_MEMBER = re.compile(rf"({ESCAPE}|.)(?:-({ESCAPE}|.))?", re.DOTALL)
+_LINE_END = r"\n?$"  # as Python has the end
+_MEMBER = re.compile(rf"(?:[\w ](?!-))+|({ESCAPE}|.)(?:-({ESCAPE}|.))?", re.DOTALL)
 _KNOWN_ESCAPE = re.compile(r"\\(?:[BdDwWsSnrtfv]|[xU]\w+|u(?![dD][89a-fA-F]).+|[pP]\{.*)")
+_DELETE = re.compile(r"\[?(?:-?(?:\x7f|\\(?:x|u00|u\{0*|U000000)7[fF]\}?))+\]?")
 _DOTS = re.compile("[iI\u0130\u0131\\-]")
 """some or all of which Python takes for each other where case does not count"""
 _SPECIAL = frozenset(r"\.+*?()|[]{}^$-&~")
 
 
 def fit_patterns(schema: Any, place: str) -> None:
-    """In place. Raises GrammarError for what cannot be read, and where names with U+0000 would be
-    taken for other ones."""
+    """In place: where others may be anything, names that fit for one reader only are none of them.
+    Raises GrammarError for what cannot be read, and where names would be taken for other ones."""
     unwritten = UNWRITTEN if tells_names_apart(schema) else frozenset[str]()
     for path, one in [*all_schemas(schema)]:
         at = spelled(place, path) + "." * bool(place or path)
@@ -59,18 +66,28 @@ def fit_patterns(schema: Any, place: str) -> None:
         if "pattern" in one:
             one["pattern"] = fitted_pattern(one["pattern"], unwritten, f"{at}pattern")
         if names := one.get(PATTERNS):
-            at += PATTERNS
-            fitted = {fitted_pattern(key, unwritten, f"{at}.{key}"): names[key] for key in names}
-            if len(fitted) < len(names) or NULL in "".join(one.get("properties", ())):
+            at, others = at + PATTERNS, one.get("additionalProperties", True)
+            known, fitted = "".join(one.get("properties", ())), dict[str, Any]()
+            wide = others in ANYTHING
+            alike = wide or (others is False and known.isascii() and known.isprintable())
+            for name, held in names.items():
+                found = fitted_pattern(name, unwritten, f"{at}.{name}", wide=wide)
+                if not alike and any(one in found for one in _NARROWED):
+                    raise GrammarError(f"{at}.{name}: {TWO_WAYS}")
+                fitted[found] = held
+            if len(fitted) < len(names) or NULL in known:
                 raise GrammarError(f"{at}: {NO_NULL}")
             one[PATTERNS] = fitted
 
 
-def fitted_pattern(pattern: str, unwritten: frozenset[str] = frozenset(), at: str = "") -> str:
-    """Raises GrammarError, also for what only characters fit that are `unwritten`."""
+def fitted_pattern(
+    pattern: str, unwritten: frozenset[str] = frozenset(), at: str = "", *, wide: bool = False
+) -> str:
+    """`wide`: for what fits as ECMA-262 or Python reads it, not only as both do. Raises
+    GrammarError, also for what only characters fit that are `unwritten`."""
     found = ""
     try:
-        for kind, text, rust in _rust_parts(pattern):
+        for kind, text, rust in _rust_parts(pattern, wide=wide):
             fits = _fits(kind, text)
             if fits and fits <= unwritten:
                 raise GrammarError(NO_CODE)
@@ -83,7 +100,7 @@ def fitted_pattern(pattern: str, unwritten: frozenset[str] = frozenset(), at: st
 def _fits(kind: str, text: str) -> frozenset[str]:
     """Of characters that are escaped; where that is not known a set without quotes."""
     try:
-        return escaped_ones(kind, text)
+        return frozenset("\x7f") if _DELETE.fullmatch(text) else escaped_ones(kind, text)
     except GrammarError:
         return frozenset("\0\t")
 
@@ -93,18 +110,19 @@ def rust_pattern(pattern: str) -> str:
     return "".join(rust for _, _, rust in _rust_parts(pattern))
 
 
-def _rust_parts(pattern: str) -> Iterator[tuple[str, str, str]]:
+def _rust_parts(pattern: str, *, wide: bool = False) -> Iterator[tuple[str, str, str]]:
     """Kind and text of each, with the classes of ECMA-262, and how Rust's crate has it."""
-    before = ""
+    before, characters = "", cache(_characters)
     for kind, text, flags in regex_parts(pattern):
         rust = text
         match kind:
             case "set" | "escape":
-                text = _set(text, "i" in flags) if kind == "set" else _one(text)
+                text, rust = characters(text, "i" in flags, wide)
                 kind = kind if len(text) > 1 else "other"
-                rust = re.sub(r"\\(.)", partial(_class, negated=text.startswith("[^")), text)
             case "dot":
-                rust = text if "s" in flags else _LINE
+                rust = text if wide or "s" in flags else _LINE
+            case "anchor" if wide and text == "$":
+                rust = _LINE_END
             case "brace":
                 rust = r"\{"
             case "refused":
@@ -113,6 +131,13 @@ def _rust_parts(pattern: str) -> Iterator[tuple[str, str, str]]:
                 raise GrammarError(f"{text[:40]} cannot repeat that; put it in a group, as (?:a*)+")
         before = kind
         yield kind, text, rust
+
+
+def _characters(text: str, any_case: bool, wide: bool) -> tuple[str, str]:
+    """Of a set, or an escape."""
+    text = _set(text, any_case and not wide) if text[0] == "[" else _one(text)
+    wide, kinds = text.startswith("[^") != wide, frozenset(re.findall(r"\\(.)", text))
+    return text, re.sub(r"\\(.)", partial(_class, wide=wide, beside=kinds), text)
 
 
 def _set(text: str, any_case: bool) -> str:
@@ -130,7 +155,7 @@ def _member(found: re.Match[str]) -> str:
     """Of a set: one, or a range; where an end is a class the hyphen is a character."""
     ends = [one for one in found.groups() if one]
     several = any(one[0] == "\\" and one[1] in "dDwWsSpP" for one in ends)
-    return (r"\-" if several else "-").join(_one(one, r"\x08") for one in ends)
+    return (r"\-" if several else "-").join(_one(one, r"\x08") for one in ends) or found[0]
 
 
 def _one(text: str, backspace: str = r"\b") -> str:
@@ -148,9 +173,11 @@ def _one(text: str, backspace: str = r"\b") -> str:
     return "\\" * (one in _SPECIAL) + one
 
 
-def _class(found: re.Match[str], negated: bool) -> str:
-    """`negated`: in a set that is; what is left out is as much as either takes for one."""
+def _class(found: re.Match[str], wide: bool, beside: frozenset[str]) -> str:
+    """`wide`: what either takes for one, as a set leaves it out; `beside` its opposite all."""
     if (kind := found[1].lower()) not in _CLASSES:
         return found[0]
+    if found[1].swapcase() in beside:
+        return r"\x00-\u{10FFFF}"
     without = found[1].isupper()
-    return f"[{'^' * without}{_CLASSES[kind][negated != without]}]"
+    return f"[{'^' * without}{_CLASSES[kind][wide != without]}]"

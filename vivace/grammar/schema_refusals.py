@@ -43,8 +43,7 @@ def _has_expression(said: re.Match[str], keyword: str, value: Any) -> bool:
 
 def _as_shown(pattern: str) -> str:
     """By the library."""
-    plain = re.sub(r"\\?/", r"\\/", " ".join(pattern.split()))
-    return plain.replace(r"\d", "[0-9]").replace(r"\w", "[0-9a-zA-Z_]")
+    return re.sub(r"\\?/", r"\\/", " ".join(pattern.split()))
 
 
 def _refers(said: re.Match[str], keyword: str, value: Any) -> bool:
@@ -109,7 +108,7 @@ RULES = (
         lambda said, keyword, value: keyword == PATTERNS and said[1] in value,
         "{0!r:.60} and {1!r:.60} fit the same names, which cannot be enforced",
     ),
-    RefusalRule(NO_EXPRESSION, _has_expression, "cannot be enforced: {0:.200}"),
+    RefusalRule(NO_EXPRESSION, _has_expression, "cannot be enforced: {0:.200}; write it otherwise"),
     RefusalRule(ANCHORS, _has_expression, f"cannot be enforced: {NO_ANCHORS}"),
     RefusalRule(
         re.compile(r"(Unable) to determine if regex is empty: .*"),
@@ -159,7 +158,8 @@ def _written_path(path: Path, schema: Any) -> Path:
         elif rest[0] == PATTERNS and "propertyNames" in held:
             rest[:2] = ["additionalProperties" if rest[1:] else "propertyNames"]
         elif found[-1:] == (PATTERNS,):
-            rest[0] = next((one for one in held if fitted_pattern(one) == rest[0]), "")
+            fitted = {fitted_pattern(one, wide=wide): one for one in held for wide in (False, True)}
+            rest[0] = fitted.get(str(rest[0]), "")
         elif target := pointed(schema, str(held.get("$ref"))):
             found, value = target
         else:
