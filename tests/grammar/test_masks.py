@@ -162,13 +162,39 @@ class BrokenMatcher:
 
 
 def test_what_goes_wrong_ahead_is_told() -> None:
-    rows: dict[int, Any] = {0: compiled(REGEX, "abc")}
-    masks = NextMasks(BACKEND.fill)
-    masks.take(rows, np.zeros(1, np.int64), mask_words(SIZE))
-    broken: Any = BrokenMatcher()
-    masks.begin({0: broken})
+    """What came of the others is not known then: all masks are filled again."""
+    rows: dict[int, Any] = {row: compiled(REGEX, "abc") for row in range(3)}
+    masks, chosen = NextMasks(BACKEND.fill), np.arange(3)
+    masks.take(rows, chosen, mask_words(SIZE))
+    for one in rows.values():
+        one.accept([97])
+    masks.begin(rows | {1: BrokenMatcher()})
     with pytest.raises(IndexError):
         masks.wait()
+    found = masks.take(rows, chosen, mask_words(SIZE))
+    bits = np.unpackbits(found.view(np.uint8), axis=1, count=SIZE, bitorder="little")
+    assert (bits == allowed(rows[0])).all()
+
+
+def test_nobody_touches_a_matcher_while_it_is_filled() -> None:
+    """Whatever goes wrong elsewhere meanwhile."""
+    rows: dict[int, Any] = {row: compiled(REGEX, "abc") for row in range(2)}
+    slow, fails = SlowMatcher(rows[0]), list[bool]()
+
+    def fill(matchers: Sequence[PlacedMatcher], masks: np.ndarray) -> None:
+        if fails:
+            threading.Timer(0.2, slow.goes_on.set).start()
+            raise IndexError("of a library")
+        BACKEND.fill(matchers, masks)
+
+    masks = NextMasks(fill)
+    masks.take(rows, np.arange(2), mask_words(SIZE))
+    masks.begin(rows | {0: slow})
+    assert slow.begun.wait(20)
+    fails.append(True)
+    with pytest.raises(IndexError):
+        masks.wait()
+    assert slow.goes_on.is_set()
 
 
 @st.composite

@@ -67,11 +67,16 @@ class NextMasks:
             self._current[row] = False
 
     def wait(self) -> None:
-        """Until nothing goes on; raises what went wrong."""
+        """Until nothing goes on; raises what went wrong: no mask counts then."""
         begun, self._begun = self._begun, None
-        if begun is not None:
+        if begun is None:
+            return
+        current, self._current = self._current, np.zeros_like(self._current)
+        try:
             self._fill(list(iter(self._take_left, None)), self._table)
+        finally:
             begun.result()
+        self._current = current
 
     def take(
         self, matchers: Mapping[int, GrammarMatcher], rows: np.ndarray, words: int
