@@ -23,6 +23,7 @@ from grammar_kit import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vivace.grammar import next_masks
 from vivace.grammar.backend import GrammarMatcher, PlacedMatcher
 from vivace.grammar.masks import mask_words
 from vivace.grammar.next_masks import NextMasks
@@ -195,6 +196,23 @@ def test_nobody_touches_a_matcher_while_it_is_filled() -> None:
     with pytest.raises(IndexError):
         masks.wait()
     assert slow.goes_on.is_set()
+
+
+def test_nobody_waits_for_a_thread_that_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where others keep all cores busy."""
+    goes_on, awake = threading.Event(), list[bool]()
+    monkeypatch.setattr(next_masks, "give_way", lambda: awake.append(goes_on.wait(20)))
+    rows: dict[int, Any] = {0: compiled(REGEX, "abc")}
+    masks, chosen = NextMasks(BACKEND.fill), np.zeros(1, np.int64)
+    for text in b"abc":
+        masks.take(rows, chosen, mask_words(SIZE))
+        rows[0].accept([text])
+        masks.begin(rows)
+    found = masks.take(rows, chosen, mask_words(SIZE))[0]
+    assert not awake
+    goes_on.set()
+    bits = np.unpackbits(found.view(np.uint8), count=SIZE, bitorder="little")
+    assert (bits == allowed(rows[0])).all()
 
 
 @st.composite

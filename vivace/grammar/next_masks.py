@@ -75,7 +75,8 @@ class NextMasks:
         try:
             self._fill(list(iter(self._take_left, None)), self._table)
         finally:
-            begun.result()
+            if not begun.cancel():  # it has begun
+                begun.result()
         self._current = current
 
     def take(
