@@ -141,7 +141,7 @@ def test_what_is_not_filled_ahead_all_threads_fill() -> None:
         together.extend(row for _, row in matchers)
         slow.goes_on.set()
 
-    slow = SlowMatcher(rows[1])
+    slow: Any = SlowMatcher(rows[1])
     slow.goes_on.set()
     masks, chosen = NextMasks(fill), np.arange(4)
     masks.take(rows, chosen, mask_words(SIZE))
@@ -169,7 +169,8 @@ def test_what_goes_wrong_ahead_is_told() -> None:
     masks.take(rows, chosen, mask_words(SIZE))
     for one in rows.values():
         one.accept([97])
-    masks.begin(rows | {1: BrokenMatcher()})
+    broken: Any = BrokenMatcher()
+    masks.begin(rows | {1: broken})
     with pytest.raises(IndexError):
         masks.wait()
     found = masks.take(rows, chosen, mask_words(SIZE))
@@ -180,7 +181,8 @@ def test_what_goes_wrong_ahead_is_told() -> None:
 def test_nobody_touches_a_matcher_while_it_is_filled() -> None:
     """Whatever goes wrong elsewhere meanwhile."""
     rows: dict[int, Any] = {row: compiled(REGEX, "abc") for row in range(2)}
-    slow, fails = SlowMatcher(rows[0]), list[bool]()
+    slow: Any = SlowMatcher(rows[0])
+    fails = list[bool]()
 
     def fill(matchers: Sequence[PlacedMatcher], masks: np.ndarray) -> None:
         if fails:
