@@ -134,12 +134,12 @@ class LogitsProcessors:
 
     def apply(self, logits: Tensor, entries: Entries) -> TokenMasks | None:
         """Change, in place, logits[n, V] float32 of n entries; masks for what is left."""
-        found: list[TokenMasks | None] = []
+        masks: TokenMasks | None = None
         for processor, wants in self._active:
             places = np.flatnonzero(wants[entries.host_rows])
             if len(places):
-                found.append(processor.apply(logits, entries, places))
-        return next(filter(None, found), None)
+                masks = processor.apply(logits, entries, places) or masks
+        return masks
 
     def needs_tokens(self, rows: np.ndarray) -> bool:
         """Whether the host must know every token of one of these rows."""
