@@ -132,5 +132,5 @@ class GrammarBackend(Protocol):
 
     def fill(self, matchers: Sequence[PlacedMatcher], masks: np.ndarray) -> None:
         """`GrammarMatcher.fill` of each, which are different ones of this backend, on several
-        threads. masks[m, words] int32 without gaps. The interpreter is free meanwhile."""
+        threads where that pays. masks[m, words] int32 without gaps."""
         ...

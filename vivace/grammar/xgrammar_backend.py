@@ -58,7 +58,7 @@ class XGrammarBackend:
         return XGrammarMatcher(self._library.GrammarMatcher(compiled), self._ends)
 
     def fill(self, matchers: Sequence[PlacedMatcher], masks: np.ndarray) -> None:
-        """Its own take little, and it would start threads for each batch."""
+        """Those of xgrammar one by one: they take little, and it starts threads for each batch."""
         self._others.fill(matchers, masks)
 
 

@@ -1,7 +1,7 @@
 """Logits of the rows that draw -> one token each, and log-probabilities where wanted.
 
-Order: what changes logits (`processors`), temperature, softmax, top-k / top-p / min-p, draw. A
-batch in which nobody asks for anything but the best token is one maximum; every other part runs
+Order: what changes logits (`processors`), masks, temperature, softmax, top-k / top-p / min-p, draw.
+A batch in which nobody asks for anything but the best token is one maximum; every other part runs
 only when some row asks for it.
 
 What is computed stays on the device of the logits, and nobody waits for it here. Which parts run,
