@@ -217,6 +217,24 @@ def test_nobody_waits_for_a_thread_that_has_not_begun(monkeypatch: pytest.Monkey
     assert (bits == allowed(rows[0])).all()
 
 
+def test_no_thread_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a limit of memory or processes leaves none."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    rows: dict[int, Any] = {0: compiled(REGEX, "abc")}
+    masks, chosen = NextMasks(BACKEND.fill), np.zeros(1, np.int64)
+    masks.take(rows, chosen, mask_words(SIZE))
+    for text, start in zip(b"abc", (refuse, refuse, threading.Thread.start), strict=True):
+        monkeypatch.setattr(threading.Thread, "start", start)
+        rows[0].accept([text])
+        masks.begin(rows)
+        found = masks.take(rows, chosen, mask_words(SIZE))[0]
+        bits = np.unpackbits(found.view(np.uint8), count=SIZE, bitorder="little")
+        assert (bits == allowed(rows[0])).all()
+
+
 @st.composite
 def schemas(draw: st.DrawFn, depth: int = 2) -> dict[str, object]:
     kinds = ["string", "integer", "number", "boolean", "null", "enum", "const"]

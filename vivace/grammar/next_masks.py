@@ -46,14 +46,18 @@ class NextMasks:
         """Where these rows stand has changed, and nothing goes on. The first masks of all are
         filled when they are taken: by then it is known how wide they are."""
         rows = [row for row in matchers if row < len(self._current)]
-        if rows:
-            self._current[rows] = True
-            self._left.extend((matchers[row], row) for row in rows)
+        if not rows:
+            return
+        self._current[rows] = True
+        self._left = deque((matchers[row], row) for row in rows)
+        try:
             self._begun = self._thread.submit(self._fill_ahead)
+        except RuntimeError:  # no thread can be started: they are filled when they are taken
+            self._current[rows] = False
+            self._thread = ThreadPoolExecutor(1, "masks", give_way)
 
     def _fill_ahead(self) -> None:
-        while (placed := self._take_left()) is not None:
-            matcher, row = placed
+        for matcher, row in iter(self._take_left, None):
             matcher.fill(self._table[row])
 
     def _take_left(self) -> PlacedMatcher | None:
@@ -86,8 +90,7 @@ class NextMasks:
         these are the table's own, to be read before the next `begin`."""
         self.wait()
         self._grow(int(rows.max()) + 1, words)
-        if not self._current[rows].all():
-            missing: list[int] = np.unique(rows[~self._current[rows]]).tolist()
+        if missing := sorted(set(rows[~self._current[rows]].tolist())):
             self._fill([(matchers[row], row) for row in missing], self._table)
             self._current[missing] = True
         first = int(rows[0])
