@@ -178,7 +178,7 @@ def test_what_can_never_be_obeyed_is_refused(
 @pytest.mark.parametrize("name", [XGRAMMAR])
 def test_xgrammar_is_given_what_it_enforces(name: str) -> None:
     made, compact = by_xgrammar(JsonFormat()), by_xgrammar(JsonFormat(compact=True))
-    pattern = by_xgrammar(JsonFormat(whitespace_pattern=" "))
+    pattern = by_xgrammar(JsonFormat(whitespace=" "))
     for (kind, what), own in zip(CONSTRAINTS, [True, True, True, True, False], strict=True):
         assert isinstance(compiled(made, kind, what), XGrammarMatcher) is own
         assert not isinstance(compiled(pattern, kind, what), XGrammarMatcher) or kind == REGEX

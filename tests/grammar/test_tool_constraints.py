@@ -393,7 +393,7 @@ def test_text_behind_thinking_is_a_final_message(
     said = begin + "xyz" + end + final + '{"n":1}'
     assert drawn.accept(encode(said)) == len(said) and drawn.accept([EOS]) == 1
     parser = AnswerParser(rules.syntax.form, rules.options)
-    found = gather(parser.push(said) + parser.finish())
+    found = run_now(gather(parser.push(said) + parser.finish()))
     assert (found.reasoning, found.text, found.calls) == ("xyz", '{"n":1}', [])
 
 
@@ -414,7 +414,7 @@ def test_no_token_that_ends_thinking_begins_the_answer(reasoning: str) -> None:
         assert drawn.accept(said) == other.accept(said) == len(said)
         assert drawn.allows(number) == (number == SIZE - 1) and other.allows(number)
         assert drawn.accept([number]) == (number == SIZE - 1)
-    assert drawn.accept([*b'{"n":1}', EOS]) == 8
+        assert number < SIZE - 1 or drawn.accept([*b'{"n":1}', EOS]) == 8
 
 
 @pytest.mark.parametrize("inside", [True, False])

@@ -50,14 +50,10 @@ put between its parts. A model that likes blanks has to go on behind them."""
 class JsonFormat:
     """How JSON is written."""
 
-    whitespace_pattern: str | None = None
-    """between its parts; None: `WHITESPACE`"""
+    whitespace: str = WHITESPACE
+    """between its parts"""
     compact: bool = False
     """no whitespace between its parts"""
-
-    @property
-    def whitespace(self) -> str:
-        return WHITESPACE if self.whitespace_pattern is None else self.whitespace_pattern
 
 
 SHARED_LIMITS = "lexer error: ", "PoisonError"

@@ -7,7 +7,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, pairwise
 
 from vivace.grammar.backend import GrammarError
@@ -65,9 +65,7 @@ class UnreadGrammar(Exception):
 class ChoiceOfItems:
     """`|` of sequences; a group of a rule, or all of it. An item is a rule's name or a group."""
 
-    sequences: list[list[str | ChoiceOfItems]] = field(
-        default_factory=lambda: [list[str | ChoiceOfItems]()]
-    )
+    sequences: list[list[str | ChoiceOfItems]]
 
     def names(self) -> Iterator[str]:
         for sequence in self.sequences:
@@ -144,16 +142,13 @@ class _EndSearch:
                 asked += users.get(name, ())
         return set(self._rules) - self._finite
 
-    def _ends(self, choice: ChoiceOfItems) -> bool:
-        return any(all(map(self._item_ends, sequence)) for sequence in choice.sequences)
-
-    def _item_ends(self, item: str | ChoiceOfItems) -> bool:
+    def _ends(self, item: str | ChoiceOfItems) -> bool:
         self._work += 1
         if self._work > MAX_WORK:
             raise UnreadGrammar
-        if isinstance(item, ChoiceOfItems):
-            return self._ends(item)
-        return item in self._finite or item not in self._rules
+        if isinstance(item, str):
+            return item in self._finite or item not in self._rules
+        return any(all(map(self._ends, sequence)) for sequence in item.sequences)
 
 
 def _read_rules(lark: str, is_endless: Callable[[str], bool]) -> dict[str, ChoiceOfItems]:
@@ -166,7 +161,7 @@ def _read_rules(lark: str, is_endless: Callable[[str], bool]) -> dict[str, Choic
             raise UnreadGrammar
         attributes = _STRING.sub("", head[2] or "").split(",")
         if any(map(_ENDS_ITSELF.match, attributes)):
-            rules[head[1]] = ChoiceOfItems()
+            rules[head[1]] = ChoiceOfItems([[]])
             continue
         tokens, is_terminal = _tokens(lark, head.end(), end), head[1].isupper()
         try:
@@ -182,7 +177,7 @@ def _read_choice(
 ) -> ChoiceOfItems:
     """The body of a rule; a line that is not continued by `|` ends it. Where a terminal may have
     something, its lexer goes on with that."""
-    whole = ChoiceOfItems()
+    whole = ChoiceOfItems([[]])
     open_groups = [(whole, "")]
     for (_, before), (kind, text) in pairwise(chain([("", "")], tokens)):
         choice, closing = open_groups[-1]
@@ -199,7 +194,7 @@ def _read_choice(
         elif text == "|":
             choice.sequences.append([])
         elif text in ("(", "["):
-            group = ChoiceOfItems()
+            group = ChoiceOfItems([[]])
             sequence.append(group)
             open_groups.append((group, ")" if text == "(" else "]"))
         elif text and text == closing:

@@ -13,7 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
 from vivace.errors import is_panic
-from vivace.grammar.endless_rules import START, UnreadGrammar, check_input_ends, lark_tokens
+from vivace.grammar.endless_rules import START, UnreadGrammar, lark_tokens
 
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
 """The library looks ahead as far as text is forced, which never ends behind `/a+/ "a"`: what is
@@ -24,14 +24,6 @@ _IMPORT = re.compile(r"%import\s+common\.(\w+)(?:\s*->\s*(\w+))?\s*$")
 EMPTY = '""'
 LarkToken = tuple[str, str]
 """kind and text"""
-
-
-def input_terminals(lark: str, prefix: str) -> list[str] | None:
-    """`flat_terminals` of an input. Raises GrammarError where it is none and never ends."""
-    lines = flat_terminals(lark, prefix)
-    if lines is None:
-        check_input_ends(lark)
-    return lines
 
 
 def flat_terminals(lark: str, prefix: str) -> list[str] | None:

@@ -21,7 +21,8 @@ from vivace.protocol.constraints import Constraint
 
 MAX_TRACEBACK = 8000
 """characters, the last ones: the error itself may quote a constraint"""
-Answer = Callable[[Constraint], msgspec.Struct]
+Answer = Callable[[Constraint], msgspec.Struct | None]
+"""nothing where it is enough that it comes"""
 
 
 def answer_constraints(begin: Callable[[bytearray], tuple[Answer, TrialLimits]]) -> None:

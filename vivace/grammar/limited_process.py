@@ -15,6 +15,7 @@ import subprocess
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 
@@ -70,7 +71,8 @@ class LimitedProcess:
 
     def __init__(self, module: str, begin: msgspec.Struct, limits: TrialLimits) -> None:
         """`python -m module` hears `begin`, and the limits are its own."""
-        self._module, self._begin, self._limits = module, encode(begin), limits
+        self._limits = limits
+        self._start = partial(ProcessLink, module, encode(begin), limits.wall_seconds)
         self._link = ThreadLink()
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="trials")
         """Its thread stays as urgent as the first who asked was then, and so does what it starts:
@@ -93,9 +95,6 @@ class LimitedProcess:
             except (OSError, EOFError, subprocess.SubprocessError) as error:
                 self._judge(error)
         raise LibraryFault(f"{LIBRARY_FAILED}: it ends its process; write it in other words")
-
-    def _start(self) -> ProcessLink:
-        return ProcessLink(self._module, self._begin, self._limits.wall_seconds)
 
     def _judge(self, error: Exception) -> None:
         """Of a process that has ended, or does not get on. Raises unless another one may do it."""

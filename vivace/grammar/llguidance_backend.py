@@ -73,17 +73,10 @@ NOTHING_FITS = "NoExtensionBias"
 """is the error of a matcher whose mask would be empty"""
 
 
-@dataclass(frozen=True)
-class AmbiguityLimits:
-    """How many ways to go on a matcher may see: at one place, and while it fills one mask."""
-
-    row: int
-    mask: int
-
-
-OF_SCHEMAS = AmbiguityLimits(row=2000, mask=50_000)
-"""500 optional properties have 2000"""
-OF_GRAMMARS = AmbiguityLimits(row=500, mask=10_000)
+OF_SCHEMAS = 2000, 50_000
+"""ways to go on that a matcher may see, at one place (500 optional properties have 2000), and while
+it fills one mask"""
+OF_GRAMMARS = 500, 10_000
 """Ambiguous ones have ever more, and a mask takes the square of that: with 2000 half a second."""
 
 
@@ -255,10 +248,10 @@ def parser_limits(kind: str, sizes: SizeLimits = SIZES) -> LLParserLimits:
     """Of a constraint."""
     from llguidance import LLParserLimits
 
-    ambiguity = OF_GRAMMARS if kind == EBNF else OF_SCHEMAS
+    most_at_one_place, most_of_a_mask = OF_GRAMMARS if kind == EBNF else OF_SCHEMAS
     return LLParserLimits(
-        max_items_in_row=ambiguity.row,
-        step_max_items=ambiguity.mask,
+        max_items_in_row=most_at_one_place,
+        step_max_items=most_of_a_mask,
         max_grammar_size=sizes.symbols,
         initial_lexer_fuel=sizes.fuel,
         max_lexer_states=MAX_LEXER_STATES,

@@ -152,19 +152,17 @@ class GrammarLogitsProcessor:
         return True
 
     def _find_matcher(self, constraint: Constraint, tokens: list[int]) -> Future[GrammarMatcher]:
-        if (kept := self._compiler.matcher_cache.take(constraint, tokens)) is not None:
-            return found_matcher(kept)
-        try:
-            matcher = self._compiler.matcher(constraint)
-        except (GrammarError, LibraryFault) as error:
-            raise StepRefused(f"{constraint.field or constraint.kind}: {error}") from error
-
-        def go_on() -> GrammarMatcher:
-            return follow(matcher, tokens) or matcher  # whose next mask fails
-
-        if len(tokens) > SLICE:
-            return self._replays.submit(go_on)
-        return found_matcher(go_on())
+        found: Future[GrammarMatcher] = Future()
+        if (matcher := self._compiler.matcher_cache.take(constraint, tokens)) is None:
+            try:
+                matcher = self._compiler.matcher(constraint)
+            except (GrammarError, LibraryFault) as error:
+                raise StepRefused(f"{constraint.field or constraint.kind}: {error}") from error
+            if len(tokens) > SLICE:
+                return self._replays.submit(go_on, matcher, tokens)
+            matcher = go_on(matcher, tokens)
+        found.set_result(matcher)
+        return found
 
     def left(self, row: int) -> None:
         """For good, or to join again."""
@@ -359,10 +357,8 @@ class GrammarLogitsProcessor:
         ]
 
 
-def found_matcher(matcher: GrammarMatcher) -> Future[GrammarMatcher]:
-    found: Future[GrammarMatcher] = Future()
-    found.set_result(matcher)
-    return found
+def go_on(matcher: GrammarMatcher, tokens: list[int]) -> GrammarMatcher:
+    return follow(matcher, tokens) or matcher  # whose next mask fails
 
 
 class DraftBranches:

@@ -12,14 +12,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from vivace.grammar.backend import GrammarError, JsonFormat
-from vivace.grammar.endless_rules import check_ends
-from vivace.grammar.flat_grammars import NO_FORCING, input_terminals
+from vivace.grammar.endless_rules import check_ends, check_input_ends
+from vivace.grammar.flat_grammars import NO_FORCING, flat_terminals
 from vivace.grammar.json_schema import check_schema, json_options
 from vivace.grammar.limits import MAX_DEPTH
 from vivace.grammar.quoted_regex import quote_regex
 from vivace.grammar.tag_forms import (
     ANY_TEXT,
     KINDS,
+    MAX_REPEATS,
     REPEATS,
     as_pattern,
     has_type,
@@ -28,7 +29,6 @@ from vivace.grammar.tag_forms import (
     node_texts,
     quote_text,
     read_kind,
-    read_repeat,
     schema_place,
 )
 from vivace.grammar.vocabulary import SpecialWords
@@ -290,9 +290,13 @@ class _TagRules:
         return several if node.get("at_least_one", False) else self._rule(f"{several}?")
 
     def _repeated(self, node: dict[str, Any], place: str, last: bool) -> str:
-        least, most = read_repeat(node, place)
+        least, most = REPEATS[node["type"]] or (node.get("min", ""), node.get("max", ""))
+        counts = range(MAX_REPEATS + 1)
+        if least not in counts or most not in (-1, *counts[max(1, int(least)) :]):
+            reason = f"must be whole numbers up to {MAX_REPEATS}, max at least min and 1, or -1"
+            raise GrammarError(f"{place}: min and max {reason}")
         part = self.part(node.get("content"), f"{place}.content", last=last and most == 1)
-        return self._rule(f"{part}{{{least},{'' if most == -1 else most}}}")
+        return self._rule(f"{part}{{{int(least)},{int(most) if most > 0 else ''}}}")
 
     def _definitions(self, node: dict[str, Any], place: str, last: bool) -> str:
         """Formats that the one behind them, and those behind each, refer to by their names."""
@@ -324,7 +328,9 @@ class _TagRules:
         if text not in self._flats:
             prefix = f"FLAT_{len(self._flats)}_"
             with _blaming(node, place):
-                lines = input_terminals(self._to_lark(text), prefix)
+                lines = flat_terminals(lark := self._to_lark(text), prefix)
+                if lines is None:
+                    check_input_ends(lark)
             self._flats[text] = f"{prefix}0" if lines else ""
             for line in lines or ():
                 self._write(line)

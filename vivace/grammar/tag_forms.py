@@ -17,7 +17,7 @@ from vivace.protocol.constraints import EBNF, REGEX, Constraint
 
 ANY_TEXT = "any_text"
 REPEATS = {"optional": (0, 1), "star": (0, -1), "plus": (1, -1), "repeat": None}
-"""how often each has its content, at least and at most; -1: without end; None: it says so itself"""
+"""at least and at most, -1: without end; None: as it says itself"""
 MAX_REPEATS = 1_000
 KINDS = (
     *("const_string", "json_schema", "regex", "grammar", ANY_TEXT, "sequence", "or", "tag"),
@@ -88,16 +88,6 @@ def node_texts(node: dict[str, Any], key: str, place: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
         raise GrammarError(f"{place}.{key}: must be a list of texts that are not empty")
     return value
-
-
-def read_repeat(node: dict[str, Any], place: str) -> tuple[int, int]:
-    """How often a format of REPEATS has its content, at least and at most."""
-    least, most = REPEATS[node["type"]] or (node.get("min"), node.get("max"))
-    if type(least) is not int or least not in range(MAX_REPEATS + 1):
-        raise GrammarError(f"{place}.min: must be a whole number up to {MAX_REPEATS}")
-    if type(most) is not int or most not in (-1, *range(least or 1, MAX_REPEATS + 1)):
-        raise GrammarError(f"{place}.max: must be min (or 1) to {MAX_REPEATS}; or -1, without end")
-    return least, most
 
 
 def node_list(node: dict[str, Any], key: str, place: str) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -101,12 +100,9 @@ class ThinkingVocabulary:
     def _find_pure(self, end: bytes) -> Sequence[np.ndarray]:
         """By bytes of `end` that were said: all tokens but those with more than that and space."""
         bits = np.ones((len(end), len(self.tokens)), np.bool_)
-        known = defaultdict[bytes, list[int]](list)
-        for token, text in enumerate(self.tokens):
-            known[text[:1]].append(token)
-        for rest, pure in zip((end[said:] for said in range(len(end))), bits, strict=True):
-            mixed = (i for i in known[rest[:1]] if self.tokens[i].startswith(rest))
-            pure[[i for i in mixed if self.tokens[i][len(rest) :].strip(b" \n")]] = False
+        for said, pure in enumerate(bits):
+            ended = [(i, text) for i, text in enumerate(self.tokens) if text.startswith(end[said:])]
+            pure[[i for i, text in ended if text.removeprefix(end[said:]).strip(b" \n")]] = False
         return [*map(pack_mask, bits)]
 
     @cached_property
@@ -213,18 +209,17 @@ class OpenThinking:
     tail: bytes
 
     @property
-    def pure(self) -> list[np.ndarray]:
+    def mask(self) -> np.ndarray:
         masks, end = self.plan.pure, self.plan.end
-        return [mask for said, mask in enumerate(masks) if self.tail.endswith(end[:said])]
+        pure = [mask for said, mask in enumerate(masks) if self.tail.endswith(end[:said])]
+        return np.bitwise_and.reduce([self.plan.free, *pure])
 
     def fill(self, mask: np.ndarray, answer: GrammarMatcher) -> None:
         mask[:] = 0
-        mask[: len(self.plan.free)] = self.plan.free
-        for pure in self.pure:
-            mask[: len(pure)] &= pure
+        mask[: len(self.plan.free)] = self.mask
 
     def follow(self, token: int, answer: GrammarMatcher) -> ThinkingPhase | None:
-        if not all(has_bit(mask, token) for mask in (self.plan.free, *self.pure)):
+        if not has_bit(self.mask, token):
             return None
         text, end = self.tail + self.plan.words.tokens[token], self.plan.end
         if end in text:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vivace.grammar.backend import JsonFormat, TokenVocabulary
+from vivace.grammar.backend import WHITESPACE, JsonFormat, TokenVocabulary
 from vivace.grammar.json_schema import read_schema
 from vivace.grammar.masks import mask_words, pack_mask, set_bit
 from vivace.grammar.tag_forms import read_structural_tag
@@ -39,7 +39,7 @@ class XGrammarCompiler:
         """Whether all of it."""
         text = constraint.text
         if constraint.kind == JSON_SCHEMA:
-            return self._form.whitespace_pattern is None and enforces(read_schema(text))
+            return self._form.whitespace == WHITESPACE and enforces(read_schema(text))
         if constraint.kind == STRUCTURAL_TAG:
             tag = read_structural_tag(text)
             return self._form == JsonFormat() and enforces_tag(tag, self._special_texts)

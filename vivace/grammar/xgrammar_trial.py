@@ -33,10 +33,6 @@ class BeginTrials(msgspec.Struct, frozen=True):
     limits: TrialLimits
 
 
-class TriedGrammar(msgspec.Struct, frozen=True):
-    """It took no more than the limits."""
-
-
 class XGrammarTrial:
     """In a process for each thread that calls."""
 
@@ -59,9 +55,8 @@ def begin_trials(message: bytearray) -> tuple[Answer, TrialLimits]:
     vocabulary = TokenVocabulary(**known, encode=lambda text: [])  # nothing is forced here
     compiler = XGrammarCompiler(vocabulary, begin.form)
 
-    def answer(constraint: Constraint) -> TriedGrammar:
+    def answer(constraint: Constraint) -> None:
         compiler.compile(constraint)
-        return TriedGrammar()
 
     return answer, begin.limits
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vivace.config.parallelism import requested_sizes
 from vivace.errors import CannotStart, cause
 from vivace.grammar.availability import XGRAMMAR, why_no_grammars
-from vivace.grammar.backend import GrammarBackend, JsonFormat
+from vivace.grammar.backend import WHITESPACE, GrammarBackend, JsonFormat
 from vivace.grammar.compiled import LIVING_BYTES
 from vivace.grammar.compiler import GrammarCompiler
 from vivace.platforms.cpu.facts import memory
@@ -83,7 +83,7 @@ def load_xgrammar() -> None:
 def json_format(config: Config) -> JsonFormat:
     asked = config.optimization
     return JsonFormat(
-        whitespace_pattern=asked.constrained_json_whitespace_pattern,
+        whitespace=asked.constrained_json_whitespace_pattern or WHITESPACE,
         compact=bool(asked.constrained_json_disable_any_whitespace),
     )
 
