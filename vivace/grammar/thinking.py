@@ -100,8 +100,9 @@ class ThinkingVocabulary:
     def _find_pure(self, end: bytes) -> Sequence[np.ndarray]:
         """By bytes of `end` that were said: all tokens but those with more than that and space."""
         bits = np.ones((len(end), len(self.tokens)), np.bool_)
+        near = [(i, text) for i, text in enumerate(self.tokens) if text and text[0] in end]
         for said, pure in enumerate(bits):
-            ended = [(i, text) for i, text in enumerate(self.tokens) if text.startswith(end[said:])]
+            ended = [(i, text) for i, text in near if text.startswith(end[said:])]
             pure[[i for i, text in ended if text.removeprefix(end[said:]).strip(b" \n")]] = False
         return [*map(pack_mask, bits)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from vivace.frontend.constraints import check_json
 from vivace.frontend.errors import BadRequest
-from vivace.grammar.tool_tags import constant, either, json_calls, sequence, tag_constraint
+from vivace.grammar.tool_tags import either, json_calls, tag_constraint, tagged
 from vivace.parsers.call_syntax import AnswerShape
 from vivace.parsers.parser import ParserFormat
 from vivace.parsers.schema_types import kinds
@@ -76,9 +76,8 @@ class ToolCalls:
             schema = read_json(asked.text) if asked.kind == JSON_SCHEMA else None
             if not isinstance(schema, dict):
                 return ToolSyntax(self.form, asked)
-            content = [{"type": "json_schema", "json_schema": schema}]
-            content[:0] = [constant(shape.final)] if shape.final else []
-            form = either([calls.required(), sequence(*content)])
+            content = tagged(shape.final, {"type": "json_schema", "json_schema": schema}, "")
+            form = either([calls.required(), content])
         except NotWritable as refusal:
             raise BadRequest(refusal.place, refusal.reason) from None
         return ToolSyntax(self.form, tag_constraint(form, asked.field))
