@@ -308,6 +308,6 @@ class RankProcess:
             log.warning("%s is killed: it did not end in %g s", self.name, EXIT_SECONDS)
         finally:  # also where somebody does not want to wait
             self._process.kill()
-        self.control.close()
-        for watcher in self._watchers:
-            watcher.join(EXIT_SECONDS)
+            self.control.close()
+            for watcher in self._watchers:
+                watcher.join(EXIT_SECONDS)
