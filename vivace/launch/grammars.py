@@ -82,8 +82,9 @@ def load_xgrammar() -> None:
 
 def json_format(config: Config) -> JsonFormat:
     asked = config.optimization
+    pattern = asked.constrained_json_whitespace_pattern
     return JsonFormat(
-        whitespace=asked.constrained_json_whitespace_pattern or WHITESPACE,
+        whitespace=WHITESPACE if pattern is None else pattern,
         compact=bool(asked.constrained_json_disable_any_whitespace),
     )
 
