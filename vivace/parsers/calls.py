@@ -222,9 +222,10 @@ class NamedCall:
     def _ends(self, reader: TextReader, end: str) -> Steps[bool]:
         """Whether there are no arguments: null, or what comes behind them."""
         last = self.tail or end or self.behind_input
-        if (yield from reader.skip("null")) or (yield from reader.is_next(last)):
-            return True
-        return reader.is_cut(last) or not (end or (yield from reader.more()))
+        yield from reader.skip("null")
+        yield from reader.skip_space()
+        ended = (yield from reader.is_next(last)) or (yield from reader.is_next(end or last))
+        return ended or reader.is_cut(last) or not (end or (yield from reader.more()))
 
 
 @dataclass(frozen=True)
