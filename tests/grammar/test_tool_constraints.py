@@ -28,7 +28,8 @@ from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import run_now
 from vivace.grammar.backend import GrammarMatcher, JsonFormat
 from vivace.grammar.llguidance_backend import LLGuidanceBackend
-from vivace.grammar.thinking import ThinkingBackend
+from vivace.grammar.thinking import ThinkingBackend, ThinkingVocabulary
+from vivace.grammar.tool_tags import tag_constraint
 from vivace.parsers.events import gather
 from vivace.parsers.names import TOOL_CALL_PARSERS
 from vivace.parsers.parser import AnswerParser, ParseOptions, answer_format
@@ -79,8 +80,7 @@ def syntax(
         parallel=parallel,
     )
     found = calls.syntax(asked)
-    frame, calls = found.form.thinking, found.constraint is not asked
-    constraint = behind_thinking(found.constraint, frame, limit, inside=inside, calls=calls)
+    constraint = behind_thinking(found.constraint, found.form.thinking, limit, inside=inside)
     return replace(found, constraint=constraint)
 
 
@@ -395,6 +395,36 @@ def test_text_behind_thinking_is_a_final_message(
     parser = AnswerParser(rules.syntax.form, rules.options)
     found = run_now(gather(parser.push(said) + parser.finish()))
     assert (found.reasoning, found.text, found.calls) == ("xyz", '{"n":1}', [])
+
+
+def test_the_header_of_a_final_message_has_no_type() -> None:
+    """What `<|constrain|>` begins would be thought, so the answer could not end."""
+    marks = ["<|end|>", "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"]
+    vocabulary = replace(
+        VOCABULARY,
+        tokens=[*VOCABULARY.tokens, *[mark.encode() for mark in marks]],
+        special_texts={mark: len(VOCABULARY.tokens) + i for i, mark in enumerate(marks)},
+    )
+    special = ThinkingBackend(LLGuidanceBackend(vocabulary, JsonFormat()), vocabulary)
+    rule = behind_thinking(ASKED, answer_format("gpt-oss", "gpt-oss").thinking, None, inside=False)
+    drawn = special.compile(rule or ASKED)
+    ids = ThinkingVocabulary(vocabulary).ids
+    said = ids(f"{ANALYSIS[0]}xyz{ANALYSIS[1]}<|channel|>final")
+    assert drawn.accept(said) == len(said)
+    assert [mark for mark in marks if drawn.allows(*ids(mark))] == ["<|message|>"]
+    assert not drawn.allows(ord(" "))
+
+
+def test_a_tag_that_names_channels_comes_in_the_place_of_a_final_message() -> None:
+    """A client's own format of gpt-oss's calls; other tags are text."""
+    form, (begin, end) = answer_format("gpt-oss", "gpt-oss"), ANALYSIS
+    tag = {"begin": "<|channel|>commentary to=functions.look<|message|>", "end": ""}
+    for head, final in ((tag["begin"], ""), ("say ", "<|channel|>final<|message|>")):
+        one = {"type": "tag", "content": {"type": "json_schema", "json_schema": ANSWER}}
+        asked = tag_constraint({**one, **tag, "begin": head}, "structural_tag")
+        drawn = BACKEND.compile(behind_thinking(asked, form.thinking, None, inside=False) or asked)
+        said = encode(begin + "xyz" + end + final + head + '{"n":1}')
+        assert drawn.accept(said) == len(said) and drawn.accept([EOS]) == 1
 
 
 @pytest.mark.parametrize("reasoning", ["qwen3", "kimi"])

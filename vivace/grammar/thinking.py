@@ -38,9 +38,7 @@ class ThinkingBackend:
         rule = read_thinking_rule(constraint.text)
         if rule.budget is not None and not self._words.can_end(rule.end):
             raise GrammarError(f"no tokens of the model are {rule.end!r}, which ends thinking")
-        answer = self._words.any_answer
-        if rule.answer is not None:
-            answer = self._backend.compile(rule.answer)
+        answer = self._backend.compile(rule.answer) if rule.answer else self._words.any_answer
         plan = ThinkingPlan(
             words=self._words,
             begin=rule.begin.encode(),
@@ -84,10 +82,7 @@ class ThinkingVocabulary:
     def can_end(self, text: str) -> bool:
         """Whether tokens say it, and whatever is left of it behind its beginning."""
         rests = [text[place:] for place in range(len(text))]
-        return all(
-            b"".join(self.tokens[token] for token in self.ids(rest)) == rest.encode()
-            for rest in rests
-        )
+        return all(b"".join(self.tokens[i] for i in self.ids(one)) == one.encode() for one in rests)
 
     def mask(self, avoided: Sequence[str], *, ends: bool) -> np.ndarray:
         """Every token but those that are one of the texts `avoided`; `ends`: and those that end an
@@ -98,11 +93,16 @@ class ThinkingVocabulary:
         return pack_mask(bits)
 
     def _find_pure(self, end: bytes) -> Sequence[np.ndarray]:
-        """By bytes of `end` that were said: all tokens but those with more than that and space."""
+        """By bytes of `end` that were said: all tokens but those with more than that and space. No
+        others than its last one behind the rest: `final <|constrain|>json` would be thought."""
         bits = np.ones((len(end), len(self.tokens)), np.bool_)
-        near = [(i, text) for i, text in enumerate(self.tokens) if text and text[0] in end]
+        near = [(i, text) for i, text in enumerate(self.tokens) if end[-1:] in text]
+        *others, last = (self.tokens[token] for token in self.ids(end.decode()))
+        nearly = len(end) - len(last) if others and end.endswith(last) else -1
         for said, pure in enumerate(bits):
             ended = [(i, text) for i, text in near if text.startswith(end[said:])]
+            pure[:] = said != nearly
+            pure[[i for i, _ in ended]] = True
             pure[[i for i, text in ended if text.removeprefix(end[said:]).strip(b" \n")]] = False
         return [*map(pack_mask, bits)]
 

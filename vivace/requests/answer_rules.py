@@ -65,7 +65,6 @@ def answer_rules(
     inside = syntax.form.inside(prompt, beginning)
     wanted = ToolCalls(offered=offered, form=syntax.form, parallel=parallel).syntax(asked)
     limit = read_thinking_limit(params)
-    frame, calls = wanted.form.thinking, wanted.constraint is not asked
     return AnswerRules(
         syntax=replace(syntax, form=wanted.form),
         options=ParseOptions(
@@ -79,7 +78,7 @@ def answer_rules(
             first_call=sum(len(message.tool_calls or ()) for message in params.messages),
             calls_only=bool(offered.required),
         ),
-        constraint=behind_thinking(wanted.constraint, frame, limit, inside=inside, calls=calls),
+        constraint=behind_thinking(wanted.constraint, wanted.form.thinking, limit, inside=inside),
     )
 
 

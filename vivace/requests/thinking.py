@@ -12,7 +12,8 @@ from vivace.frontend.fields import is_set
 from vivace.frontend.validation import NO_PROCESSORS
 from vivace.grammar.thinking_rule import ThinkingRule, thinking_constraint
 from vivace.parsers.answer import ThinkingFrame
-from vivace.protocol.constraints import CONSTRAINTS, Constraint
+from vivace.parsers.harmony import CHANNEL
+from vivace.protocol.constraints import CONSTRAINTS, STRUCTURAL_TAG, Constraint
 from vivace.requests.answer_syntax import AnswerSyntax
 from vivace.requests.prompts import PromptInput
 
@@ -121,10 +122,9 @@ def behind_thinking(
     limit: ThinkingLimit | None,
     *,
     inside: bool,
-    calls: bool = False,
 ) -> Constraint | None:
     """`answer`: what it has to obey once the model has thought. `inside`: it begins in the middle
-    of the thinking; `calls`: it may be some. BadRequest where a limit cannot be kept."""
+    of the thinking. BadRequest where a limit cannot be kept."""
     if frame is None:
         if limit is not None:
             raise BadRequest(limit.field, NO_FRAME)
@@ -132,9 +132,10 @@ def behind_thinking(
     asking = answer or limit
     if asking is None:
         return None
+    framed = answer is None or (answer.kind == STRUCTURAL_TAG and CHANNEL in answer.text)
     rule = ThinkingRule(
         begin=frame.begin,
-        end=frame.end + ("" if answer is None or calls else frame.final),
+        end=frame.end + ("" if framed else frame.final),
         inside=inside,
         budget=None if limit is None else limit.tokens,
         avoided=() if answer is None else frame.interrupts,
