@@ -279,6 +279,19 @@ def test_events_of_any_turns_make_the_response(turns: list[Any], most: int) -> N
     assert not any(item.get("status") == "in_progress" for item in whole["output"])
 
 
+def test_what_fails_behind_a_turn_tells_what_the_turn_took() -> None:
+    for turns, total in ((0, None), (1, 7)):
+        begun = begin_response(ResponsesRequest(input="hi"), "resp_1", "toy", store=False)
+        events = ResponseEvents(begun, OFFER, 1)
+        for _ in range(turns):
+            usage = {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7}
+            events.convert(b"data: " + json.dumps({"choices": [], "usage": usage}).encode())
+            events.convert(b"".join(chunks([("look", "{}")], "stop")))
+            encode_events(events.next_turn())
+        events.fail()
+        assert (begun.usage and begun.usage.total_tokens) == total
+
+
 def chunks(news: list[tuple[str, str]], reason: str) -> Iterator[bytes]:
     """What the chat path says of one turn."""
     for number, (kind, text) in enumerate(news):

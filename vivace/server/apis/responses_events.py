@@ -256,6 +256,8 @@ class ResponseEvents:
         yield from self._items.leave_calls()
         self.response.status = "failed"
         self.response.error = error
+        spent = response_usage(self._usage)
+        self.response.usage = spent if spent.total_tokens else None  # of the turns before
         self.over = True
 
     def end_event(self) -> bytes:
