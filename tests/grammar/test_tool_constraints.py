@@ -431,7 +431,7 @@ def test_a_tag_that_names_channels_comes_in_the_place_of_a_final_message() -> No
 def test_no_token_that_ends_thinking_begins_the_answer(reasoning: str) -> None:
     """Where that is several tokens the last of them may go on; the answer would begin twice."""
     end = FRAMES[reasoning][1].strip().encode()
-    mixed = [end[-1:] + b"{", end[-3:] + b' {"', end + b"{", end[-2:] + b"\n "]
+    mixed = [end[-1:] + b"{", end[-3:] + b' {"', end + b"{", b".\n" + end + b"{", end[-2:] + b"\n "]
     tokens = [*VOCABULARY.tokens[: -len(mixed)], *mixed]
     vocabulary = replace(VOCABULARY, tokens=tokens)
     backend = ThinkingBackend(LLGuidanceBackend(vocabulary, JsonFormat()), vocabulary)
@@ -439,7 +439,7 @@ def test_no_token_that_ends_thinking_begins_the_answer(reasoning: str) -> None:
     free = syntax(None, reasoning, limit=ThinkingLimit(99, "x"), inside=True).constraint
     assert form is not None and free is not None
     for number, token in enumerate(mixed, SIZE - len(mixed)):
-        said = [*b"hm ", *end.removesuffix(end[-1:] if not number else token.strip(b' \n{"'))]
+        said = [*b"hm ", *(b"" if end in token else end.removesuffix(token.strip(b' \n{"')))]
         drawn, other = backend.compile(form), backend.compile(free)
         assert drawn.accept(said) == other.accept(said) == len(said)
         assert drawn.allows(number) == (number == SIZE - 1) and other.allows(number)

@@ -97,13 +97,13 @@ class ThinkingVocabulary:
         others than its last one behind the rest: `final <|constrain|>json` would be thought."""
         bits = np.ones((len(end), len(self.tokens)), np.bool_)
         near = [(i, text) for i, text in enumerate(self.tokens) if end[-1:] in text]
-        *others, last = (self.tokens[token] for token in self.ids(end.decode()))
-        nearly = len(end) - len(last) if others and end.endswith(last) else -1
+        spelled = [self.tokens[token] for token in self.ids(end.decode())]
+        nearly = len(b"".join(spelled[:-1])) if b"".join(spelled) == end else 0
         for said, pure in enumerate(bits):
-            ended = [(i, text) for i, text in near if text.startswith(end[said:])]
-            pure[:] = said != nearly
-            pure[[i for i, _ in ended]] = True
-            pure[[i for i, text in ended if text.removeprefix(end[said:]).strip(b" \n")]] = False
+            parts = [(i, *text.partition(end[said:])) for i, text in near]
+            ended = [(i, behind) for i, a, found, behind in parts if found and not (said and a)]
+            pure[:] = not said or said != nearly
+            pure[[i for i, _ in ended]] = [not behind.strip(b" \n") for _, behind in ended]
         return [*map(pack_mask, bits)]
 
     @cached_property
