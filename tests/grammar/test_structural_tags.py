@@ -189,6 +189,18 @@ def test_formats(form: dict[str, Any], good: list[str], bad: list[str]) -> None:
         ({"format": {"type": "grammar", "grammar": 'root ::= "a" root'}}, "never ends"),
         ({"format": {"type": "grammar", "grammar": 'start: "@b" | @grammar_0'}}, "@grammar_0"),
         ({"format": {"type": "triggered_tags", "triggers": ["["], "tags": CALLS}}, "triggers"),
+        (
+            {
+                "format": {
+                    "type": "sequence",
+                    "elements": [  # where `1<` would be an answer
+                        schema({"type": "integer"}),
+                        {"type": "triggered_tags", "triggers": ["<"], "tags": CALLS},
+                    ],
+                }
+            },
+            "format.elements.1.triggers: must hold texts of 2",
+        ),
         ({"structures": 1, "triggers": ["<"]}, "structures and triggers"),
         ({"structures": [1], "triggers": ["<"]}, "structures.0"),
         ({"structures": [], "triggers": []}, "structures"),

@@ -20,7 +20,7 @@ from vivace.grammar.quoted_regex import quote_regex
 from vivace.grammar.tag_forms import (
     ANY_TEXT,
     KINDS,
-    MAX_REPEATS,
+    REPEATED,
     REPEATS,
     as_pattern,
     has_type,
@@ -258,8 +258,9 @@ class _TagRules:
         first = self._list(node, "tags", place, last=False) if needed else []
         if first and once:
             return self._any(first)
-        if not all(isinstance(trigger, str) and trigger for trigger in triggers):
-            raise GrammarError(f"{place}.triggers: must hold texts that are not empty")
+        least = 1 if place.replace(".format", "") == "format" else 2  # what is before may go on
+        if not all(isinstance(trigger, str) and len(trigger) >= least for trigger in triggers):
+            raise GrammarError(f"{place}.triggers: must hold texts of {least} characters or more")
         triggers = list(dict.fromkeys(triggers))
         tokens = [one for one in triggers if isinstance(self._special.split(one)[0], int)]
         text = self._text_terminal(node, place, also=tokens)
@@ -291,9 +292,8 @@ class _TagRules:
 
     def _repeated(self, node: dict[str, Any], place: str, last: bool) -> str:
         least, most = REPEATS[node["type"]] or (node.get("min", ""), node.get("max", ""))
-        counts = range(MAX_REPEATS + 1)
-        if least not in counts or most not in (-1, *counts[max(1, int(least)) :]):
-            reason = f"must be whole numbers up to {MAX_REPEATS}, max at least min and 1, or -1"
+        if least not in REPEATED or most not in (-1, *REPEATED[max(1, int(least)) :]):
+            reason = f"must be whole numbers up to {REPEATED[-1]}, max at least min and 1, or -1"
             raise GrammarError(f"{place}: min and max {reason}")
         part = self.part(node.get("content"), f"{place}.content", last=last and most == 1)
         return self._rule(f"{part}{{{int(least)},{int(most) if most > 0 else ''}}}")

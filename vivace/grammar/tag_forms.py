@@ -18,7 +18,7 @@ from vivace.protocol.constraints import EBNF, REGEX, Constraint
 ANY_TEXT = "any_text"
 REPEATS = {"optional": (0, 1), "star": (0, -1), "plus": (1, -1), "repeat": None}
 """at least and at most, -1: without end; None: as it says itself"""
-MAX_REPEATS = 1_000
+REPEATED = range(1001)
 KINDS = (
     *("const_string", "json_schema", "regex", "grammar", ANY_TEXT, "sequence", "or", "tag"),
     *("triggered_tags", "tags_with_separator", *REPEATS, "definitions", "defined"),
