@@ -160,6 +160,42 @@ CALLS = [tag("<a>", schema(NUMBER), "</a>"), tag("<b>", DIGITS, "</b>")]
             ["x", 'x <|call|>f"a"! y'],
             ["<|call|>", "<|call|>g"],
         ),
+        *[
+            (
+                {"type": "triggered_tags", "triggers": ["<"], "tags": [
+                    tag("<", {"type": "regex", "pattern": "b{1,2}"}, end)
+                ]},
+                [f"<b{text}<bb{text}", f"a<b{text}b"],
+                [f"<b{text}<", f"<b{text}<a", f"a<b{text}a<"],
+            )
+            for end, text in (("", ""), (["", ">"], ""), ([">", ">>"], ">"), (["c", "cc"], "c"))
+        ],
+        *[
+            ({"type": "sequence", "elements": [
+                {"type": "regex", "pattern": "[bc]{1,2}"}, ANY, constant(end)
+            ]}, good, bad)
+            for end, good, bad in (
+                ("!", ["b!", "bc!", "bca!"], ["b!!", "bc!a!", "!"]),
+                ("<|call|>", ["b<|call|>"], ["b<|call|>b<|call|>"]),
+            )
+        ],
+        (
+            {"type": "sequence", "elements": [
+                {"type": "regex", "pattern": "c{1,2}"},
+                {"type": "any_text", "patterns": ["[ab]{1,3}"]},
+                constant("!"),
+            ]},
+            ["ca!", "ccbab!"],
+            ["c!", "cc!", "ca!!"],
+        ),
+        (
+            {"type": "sequence", "elements": [
+                schema({"type": "integer"}),
+                {"type": "triggered_tags", "triggers": ["<"], "tags": CALLS},
+            ]},
+            ["1", "1<b>1/2</b>", "12 <b>1/2</b>"],
+            ["1<", "1<c", "1<b>1/2</b><"],
+        ),
     ],
 )  # fmt: skip
 def test_formats(form: dict[str, Any], good: list[str], bad: list[str]) -> None:
@@ -189,18 +225,6 @@ def test_formats(form: dict[str, Any], good: list[str], bad: list[str]) -> None:
         ({"format": {"type": "grammar", "grammar": 'root ::= "a" root'}}, "never ends"),
         ({"format": {"type": "grammar", "grammar": 'start: "@b" | @grammar_0'}}, "@grammar_0"),
         ({"format": {"type": "triggered_tags", "triggers": ["["], "tags": CALLS}}, "triggers"),
-        (
-            {
-                "format": {
-                    "type": "sequence",
-                    "elements": [  # where `1<` would be an answer
-                        schema({"type": "integer"}),
-                        {"type": "triggered_tags", "triggers": ["<"], "tags": CALLS},
-                    ],
-                }
-            },
-            "format.elements.1.triggers: must hold texts of 2",
-        ),
         ({"structures": 1, "triggers": ["<"]}, "structures and triggers"),
         ({"structures": [1], "triggers": ["<"]}, "structures.0"),
         ({"structures": [], "triggers": []}, "structures"),

@@ -170,24 +170,30 @@ class _TagRules:
             raise GrammarError(f"{place}: any_text must end the answer, or a constant text follow")
         return self._text_terminal(node, place)
 
-    def _text_terminal(self, node: dict[str, Any], place: str, *, also: Sequence[str] = ()) -> str:
-        """The terminal of any text without `excludes` (and `also`) in it, that obeys all `patterns`
-        and is not `unlike`: expressions for the whole of it."""
+    def _text_terminal(self, node: dict[str, Any], place: str, *, until: Sequence[str] = ()) -> str:
+        """The terminal of any text without `excludes` in it (and tokens of `until`), that obeys all
+        `patterns` and is not `unlike`: expressions for the whole of it."""
         self._refuse_others(node, place, max_tokens=None, max_chars=None)
-        excluded = [*node_texts(node, "excludes", place), *also]
+        heads = {one: self._special.split(one)[0] for one in until}
+        tokens = [one for one, head in heads.items() if isinstance(head, int)]
+        excluded = [*node_texts(node, "excludes", place), *tokens]
         patterns, unlike = node_texts(node, "patterns", place), node_texts(node, "unlike", place)
         self._foreign |= bool(unlike) or any(map(MAY_GO_ON.search, patterns))
         terms = self._expressions(node, "patterns", place)
         terms += [f"~{one}" for one in self._expressions(node, "unlike", place)]
-        if excluded:
-            words = "|".join(map(as_pattern, dict.fromkeys(excluded)))
-            terms.append(f"~/{self._to_regex(f'(?s:.*)(?:{words})(?s:.*)')}/")
+        short = [head for head in heads.values() if isinstance(head, str) and len(head) == 1]
+        for words, before in ((excluded, "(?s:.*)"), (short, "")):  # short: see `_text_until`
+            if words:
+                listed = "|".join(map(as_pattern, dict.fromkeys(words)))
+                terms.append(f"~/{self._to_regex(f'{before}(?:{listed})(?s:.*)')}/")
         if self._joined:
             self._foreign = True
             terms.append(self._joined)
         if not terms:
             return TEXT
-        body = " & ".join([TEXT, *terms])
+        return self._terminal(" & ".join([TEXT, *terms]))
+
+    def _terminal(self, body: str) -> str:
         if body not in self._texts:
             self._texts[body] = f"{TEXT}_{len(self._texts)}"
             self._write(f"{self._texts[body]}: {body}")
@@ -201,7 +207,7 @@ class _TagRules:
 
     def _expressions(self, node: dict[str, Any], key: str, place: str) -> list[str]:
         """Between slashes."""
-        found: list[str] = []
+        found = list[str]()
         for index, pattern in enumerate(node_texts(node, key, place)):
             with _blaming(node, f"{place}.{key}.{index}"):
                 found.append(f"/{self._to_regex(pattern)}/")
@@ -218,7 +224,7 @@ class _TagRules:
                 terms.append(self._text_until(node_text(element, "value", at), text))
                 text = ""
             elif has_type(element, ANY_TEXT) and fixed:
-                text = self._text_terminal(element, at)
+                text = self._text_terminal(element, at, until=[node_text(rest[0], "value", at)])
             else:
                 terms.append(self.part(element, at, last=last and not rest))
         return self._rule(" ".join(terms))
@@ -243,27 +249,21 @@ class _TagRules:
         options = list(dict.fromkeys(options))
         content: Any = node.get("content")
         if has_type(content, ANY_TEXT) and "" not in options:
-            text = self._text_terminal(content, f"{place}.content")
+            text = self._text_terminal(content, f"{place}.content", until=options)
             return self._any([self._text_until(end, text) for end in options])
-        literals = [self._frame(end) for end in options]
         inner = self.part(content, f"{place}.content", last=last and options == [""])
-        return f"{inner} {self._any(literals)}"
+        return f"{inner} {self._any([self._frame(end) for end in options])}"
 
     def _triggered_tags(self, node: dict[str, Any], place: str, last: bool) -> str:
-        tags, triggers = node_list(node, "tags", place), node_list(node, "triggers", place)
-        once = bool(node.get("stop_after_first", False))
-        needed = bool(node.get("at_least_one", False))
+        tags, _ = node_list(node, "tags", place), node_list(node, "triggers", place)
+        triggers = list(dict.fromkeys(node_texts(node, "triggers", place)))
+        once, needed = (bool(node.get(key)) for key in ("stop_after_first", "at_least_one"))
         if not last and not (once and needed):
             raise GrammarError(f"{place}: triggered_tags must end the answer")
         first = self._list(node, "tags", place, last=False) if needed else []
         if first and once:
             return self._any(first)
-        least = 1 if place.replace(".format", "") == "format" else 2  # what is before may go on
-        if not all(isinstance(trigger, str) and len(trigger) >= least for trigger in triggers):
-            raise GrammarError(f"{place}.triggers: must hold texts of {least} characters or more")
-        triggers = list(dict.fromkeys(triggers))
-        tokens = [one for one in triggers if isinstance(self._special.split(one)[0], int)]
-        text = self._text_terminal(node, place, also=tokens)
+        text = self._text_terminal(node, place, until=triggers)
         calls = [self._call(trigger, tags, text, place) for trigger in triggers]
         if once:
             return self._rule(" | ".join([*calls, text]))
@@ -285,16 +285,14 @@ class _TagRules:
 
     def _separated_tags(self, node: dict[str, Any], place: str, last: bool) -> str:
         separator = self._frame(node_text(node, "separator", place))
-        once = bool(node.get("stop_after_first", False))
         one = self._any(self._list(node, "tags", place, last=False))
-        several = one if once else self._rule(f"{one} ({separator} {one})*")
-        return several if node.get("at_least_one", False) else self._rule(f"{several}?")
+        several = one if node.get("stop_after_first") else self._rule(f"{one} ({separator} {one})*")
+        return several if node.get("at_least_one") else self._rule(f"{several}?")
 
     def _repeated(self, node: dict[str, Any], place: str, last: bool) -> str:
         least, most = REPEATS[node["type"]] or (node.get("min", ""), node.get("max", ""))
         if least not in REPEATED or most not in (-1, *REPEATED[max(1, int(least)) :]):
-            reason = f"must be whole numbers up to {REPEATED[-1]}, max at least min and 1, or -1"
-            raise GrammarError(f"{place}: min and max {reason}")
+            raise GrammarError(f"{place}: min and max must be 0 to {REPEATED[-1]}, in order, or -1")
         part = self.part(node.get("content"), f"{place}.content", last=last and most == 1)
         return self._rule(f"{part}{{{int(least)},{int(most) if most > 0 else ''}}}")
 
@@ -365,11 +363,15 @@ class _TagRules:
         return terms[0] if len(terms) == 1 else self._rule(" | ".join(terms))
 
     def _text_until(self, end: str, text: str = TEXT) -> str:
-        """Such a text up to the first `end`, and that."""
+        """Such a text up to the first `end`, and that. The library misses one byte that does so
+        where it ends what is before, too: no text begins with it, and it is a terminal alone."""
         head, *rest = self._framing(end)
         if head.startswith("<["):
             return self._rule(" ".join([text, head, *rest]))
-        return " ".join([self._rule(f"{text} {head}", "[lazy]"), *rest])
+        until = self._rule(f"{text} {head}", "[lazy]")
+        if head == quote_text(end[:1]):
+            until = self._any([until, self._terminal(f"({text} {head}) & {head}")])
+        return " ".join([until, *rest])
 
     def _frame(self, text: str) -> str:
         """Of a tag, or between them."""

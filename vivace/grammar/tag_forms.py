@@ -54,9 +54,7 @@ def _triggered_structures(given: dict[str, Any]) -> dict[str, Any]:
     if not begins or not triggers:
         raise GrammarError(f"{'triggers' if begins else 'structures'}: must not be empty")
     for index, trigger in enumerate(triggers):
-        if not isinstance(trigger, str) or not trigger:
-            raise GrammarError(f"triggers.{index}: must be a text that is not empty")
-        if not any(begin.startswith(trigger) for begin in begins):
+        if not trigger or not any(begin.startswith(str(trigger)) for begin in begins):
             raise GrammarError(f"triggers.{index}: no structure begins with {trigger!r:.60}")
     tags = [
         tagged(one["begin"], json_value(one.get("schema"), f"structures.{i}.schema"), one["end"])
