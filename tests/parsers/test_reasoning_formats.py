@@ -67,15 +67,15 @@ def test_the_prompt_says_where_an_answer_begins() -> None:
     opened, closed, neither = "<|assistant|><think>\n", "<think>\n\n</think>\n\n", "<|assistant|>"
     assert [always.inside(prompt, "") for prompt in (opened, closed, neither)] == [
         True,
-        False,
+        None,
         True,
     ]
     assert [marked.inside(prompt, "") for prompt in (opened, closed, neither)] == [
         True,
-        False,
+        None,
         False,
     ]
-    for beginning, inside in (("<think>hm", True), ("<think>hm</think>So", False), ("So", False)):
+    for beginning, inside in (("<think>hm", True), ("<think>hm</think>So", None), ("So", None)):
         assert always.inside(neither + beginning, beginning) is inside
 
 

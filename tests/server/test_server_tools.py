@@ -326,6 +326,22 @@ def test_the_prompt_says_whether_the_answer_begins_with_reasoning(
         assert (message.reasoning_content, message.content) == (reasoning, content)
 
 
+@pytest.mark.parametrize(("closed", "kind"), [(True, "regex"), (False, "thinking")])
+@pytest.mark.parametrize("limit", [{}, {"max_thinking_tokens": 9}])
+def test_nothing_is_thought_where_the_prompt_has_ended_the_reasoning(
+    closed: bool, kind: str, limit: dict[str, int]
+) -> None:
+    """As Qwen3's template does for `enable_thinking: false`: the constraint begins at once."""
+    template = f"{TEMPLATE}{{{{ '<think>\n\n</think>\n\n' if enable_thinking is false }}}}"
+    body = {"regex": "a+", "chat_template_kwargs": {"enable_thinking": not closed}, **limit}
+    with serving(None, "qwen3", template=template) as (server, speaker, _):
+        speaker.say("aa")
+        chat = {"messages": HI, **body}
+        assert ask(server, "/v1/chat/completions", chat).status == 200
+        constraint = server.engine.requests[-1].sampling.constraint
+        assert constraint is not None and constraint.kind == kind
+
+
 def test_an_answer_goes_on_with_its_reasoning() -> None:
     with serving(None, "qwen3") as (_, speaker, client):
         speaker.say("more</think>Yes.")

@@ -74,14 +74,14 @@ class ReasoningFormat:
     interrupts: tuple[str, ...] = ()
     kept: bool = False
 
-    def inside(self, prompt: str, beginning: str) -> bool:
-        """Whether the answer to a prompt begins in the middle of the thinking. `beginning`: what
-        the prompt has of the answer already, as it was sent."""
+    def inside(self, prompt: str, beginning: str) -> bool | None:
+        """Whether the answer to a prompt begins in the middle of the thinking; None: behind it.
+        `beginning`: what the prompt has of the answer already, as it was sent."""
         if self.begin in beginning or self.end in beginning:
-            return beginning.rfind(self.begin) > beginning.rfind(self.end)
+            return beginning.rfind(self.begin) > beginning.rfind(self.end) or None
         prompt = prompt.rstrip()
         if beginning or prompt.endswith(self.end):
-            return False
+            return None
         return self.forced or prompt.endswith(self.begin)
 
 

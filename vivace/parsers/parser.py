@@ -68,7 +68,7 @@ class ParserFormat(Protocol):
         """Whether there is anything to find in the answers of such a request."""
         ...
 
-    def inside(self, prompt: str, beginning: str) -> bool:
+    def inside(self, prompt: str, beginning: str) -> bool | None:
         """See `ReasoningFormat.inside`."""
         ...
 
@@ -115,8 +115,8 @@ class TextParserFormat:
         splits = self.reasoning is not None and options.separate_reasoning
         return splits or (self.tools is not None and bool(options.tools))
 
-    def inside(self, prompt: str, beginning: str) -> bool:
-        return self.reasoning is not None and self.reasoning.inside(prompt, beginning)
+    def inside(self, prompt: str, beginning: str) -> bool | None:
+        return False if self.reasoning is None else self.reasoning.inside(prompt, beginning)
 
     @property
     def shape(self) -> AnswerShape | None:
@@ -161,7 +161,7 @@ class MessageFormat:
     def parses(self, options: ParseOptions) -> bool:
         return True
 
-    def inside(self, prompt: str, beginning: str) -> bool:
+    def inside(self, prompt: str, beginning: str) -> bool | None:
         return False
 
     @property

@@ -72,7 +72,7 @@ def answer_rules(
             inputs=offered.inputs,
             separate_reasoning=params.separate_reasoning,
             stream_reasoning=params.stream_reasoning,
-            inside=inside,
+            inside=bool(inside),
             forwarded=syntax.forwards_unknown,
             most_calls=1 if offered.single or not parallel else None,
             first_call=sum(len(message.tool_calls or ()) for message in params.messages),

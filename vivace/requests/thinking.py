@@ -121,22 +121,20 @@ def behind_thinking(
     frame: ThinkingFrame | None,
     limit: ThinkingLimit | None,
     *,
-    inside: bool,
+    inside: bool | None,
 ) -> Constraint | None:
     """`answer`: what it has to obey once the model has thought. `inside`: it begins in the middle
-    of the thinking. BadRequest where a limit cannot be kept."""
-    if frame is None:
-        if limit is not None:
-            raise BadRequest(limit.field, NO_FRAME)
-        return answer
+    of the thinking; None: behind it. BadRequest where a limit cannot be kept."""
+    if frame is None and limit is not None:
+        raise BadRequest(limit.field, NO_FRAME)
     asking = answer or limit
-    if asking is None:
-        return None
+    if frame is None or asking is None or (inside is None and answer is not None):
+        return answer
     framed = answer is None or (answer.kind == STRUCTURAL_TAG and CHANNEL in answer.text)
     rule = ThinkingRule(
         begin=frame.begin,
         end=frame.end + ("" if framed else frame.final),
-        inside=inside,
+        inside=bool(inside),
         budget=None if limit is None else limit.tokens,
         avoided=() if answer is None else frame.interrupts,
         answer=answer,
