@@ -16,7 +16,7 @@ from deployments import case, mixed, separated
 from vivace.commands.check import main
 from vivace.deploy.report.page import page
 from vivace.deploy.report.terminal import skipped_lines
-from vivace.deploy.rules.judge import CheckResult, judge
+from vivace.deploy.rules.judge import RULES, CheckResult, judge
 from vivace.deploy.schema.files import parse_deployment, to_yaml
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -113,6 +113,33 @@ def test_vivace_itself_is_a_target(capsys: pytest.CaptureFixture[str]) -> None:
     wrong = ["--target", "vivace", "--", *command, "--attn-cp-size", "2"]
     assert main(wrong) == 1
     assert places(wrong, capsys)["vivace-flag"] == "mixed --attn-cp-size"
+
+
+@pytest.mark.parametrize("flag", ["--host", "--tp-size", "--tool-call-parser", "--cuda-graph-bs"])
+def test_a_flag_without_its_value_is_told_so(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for program in (["vivace", "serve"], ["python", "-m", "sglang.launch_server"]):
+        assert main(["--", *program, "--model-path", "m", flag]) == 1
+        assert f"{flag} needs a value" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--multi-item-scoring-delimiter", "5"],
+        ["--enable-tokenizer-batch-encode", "--enable-dynamic-batch-tokenizer"],
+    ],
+)
+def test_what_only_sglang_stops_at_is_no_error_of_vivace(flags: list[str]) -> None:
+    """Both are without effect here, and the start says so."""
+    sglang = ["python", "-m", "sglang.launch_server", "--model-path", "m"]
+    assert [main(["--", *begin, *flags]) for begin in (["vivace", "serve"], sglang)] == [0, 1]
+
+
+def test_what_sglang_checks_at_its_start_is_a_rule_of_sglang() -> None:
+    named = {
+        rule.name for rule in RULES if rule.reason == "SGLang checks it at start-up and stops."
+    }
+    assert {rule.name for rule in RULES if rule.name in named and not rule.engine} == {"limits"}
 
 
 def test_memory_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,6 +51,8 @@ WEIGHTS = (".safetensors", ".safetensors.index.json", ".gguf", *PICKLED)
 
 def why_refused_alone(option: ServerFlag, value: FlagValue) -> str:
     """Why Vivace refuses a value, whatever else is given; empty if it takes it."""
+    if value is True and option.shape != "bool":
+        return f"{option.flag} needs a value"
     try:
         options = with_values(Options(), {option.name: parse_value(option, value)})
         for check in OPTION_CHECKS:

@@ -304,10 +304,8 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
 def current_options(flag: str, value: FlagValue) -> dict[str, Any]:
     """What a retired flag means, as (option name -> value)."""
     retired = RETIRED.get("--" + flag)
-    if retired is None or not retired.today:
-        return {}
-    option = find_option(retired.today[0][2:])
-    if option is None or any("{" in word for word in retired.today):
+    option = find_option(retired.today[0][2:]) if retired and retired.today else None
+    if retired is None or option is None or any("{" in word for word in retired.today):
         return {}
     return {option.name: retired.today[1] if len(retired.today) > 1 else value}
 
