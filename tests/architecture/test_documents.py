@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+import shlex
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from vivace.config.command_line import parse_values
 from vivace.deploy.rules import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,6 +66,21 @@ def test_paths_are_those_of_the_tree(page: Path) -> None:
         and not any((base / path).exists() for base in (ROOT, ROOT / "vivace"))
     ]
     assert not missing, f"renamed or gone, mend the page: {missing}"
+
+
+def serve_commands(page: Path) -> Iterator[list[str]]:
+    """The words behind `vivace serve` in blocks, without what a shell does with them."""
+    for block in FENCE.finditer(page.read_text()):
+        for line in block[0].replace("\\\n", " ").splitlines():
+            begun = re.match(r"(?:\S*/)?vivace serve\b(.*)", line.strip())
+            if begun is not None:
+                yield shlex.split(re.split(r" [&|>#\[]|\.\.\.", begun[1])[0])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_servers_start_as_pages_write_it(page: Path) -> None:
+    for words in serve_commands(page):
+        parse_values(words, "vivace serve")
 
 
 def test_the_site_has_every_page() -> None:
