@@ -127,7 +127,8 @@ def test_servers_without_such_a_head(server: Running) -> None:
     for task in (Embed(), GENERATE):
         with running_server(task=task) as other:
             for path, body in (("/classify", {"text": "a"}), ("/v1/classify", {"input": "a"})):
-                assert ask(other, path, body).status == 400
+                answer = ask(other, path, body)
+                assert answer.status == 400 and "with a head for" in answer.text
     assert ask(server, "/v1/rerank", PAIRS).status == 400
     assert ask(server, "/v1/score", {**PAIRS, "items": "a", "label_token_ids": [1]}).status == 400
     assert ask(server, "/generate", {"text": "a"}).status == 400

@@ -137,8 +137,8 @@ def embed_task(served: ServedModel, dimensions: int | None) -> Embed:
 
 
 NO_EMBEDDINGS = (
-    "this server generates text; for embeddings start one with --is-embedding (and a model that "
-    "was trained for it)"
+    "this server generates text; embeddings need one with --is-embedding (and a model trained for "
+    "them), classes one with a head for labels (docs/pooling.md lists which)"
 )
 NO_GENERATION = (
     "this server was started with --is-embedding, or has a model that answers with numbers: it "
