@@ -188,6 +188,19 @@ CALLS = [tag("<a>", schema(NUMBER), "</a>"), tag("<b>", DIGITS, "</b>")]
             ["ca!", "ccbab!"],
             ["c!", "cc!", "ca!!"],
         ),
+        *[
+            (
+                tag("<", {"type": "any_text", "patterns": ["(?s:.{3,})"], "unlike": ["abc"]}, end),
+                ["<abcd```", "<a`bd```"],
+                ["<a```bcd```", "<ab````", "<abc```", "<abc````", "<abc``!d```"][:count],
+            )
+            for end, count in (("```", 4), (["```", "``!"], 5))
+        ],
+        (
+            {"type": "triggered_tags", "triggers": ["<b>"], "tags": CALLS[1:], "unlike": ["a"]},
+            ["aa<b>1/2</b>", "ab"],
+            ["a<b>1/2</b>", "a<b>c", "a<b>c<b>1/2</b>"],
+        ),
         (
             {"type": "sequence", "elements": [
                 schema({"type": "integer"}),

@@ -107,6 +107,8 @@ class _TagRules:
         self._newlines_optional = False
         self._texts: dict[str, str] = {}
         """terminals of text that lacks something"""
+        self._later: dict[str, str] = {}
+        """of those that may fit only behind the first end: terminals of what goes on behind it"""
         self._flats: dict[str, str] = {}
         """terminals of whole grammars"""
         self._joined = ""
@@ -130,8 +132,6 @@ class _TagRules:
             raise GrammarError(f"{place}.type: {kind!r:.60} is none of {', '.join(KINDS)}")
         return build(node, place, last)
 
-    # --- single parts ---------------------------------------------------------------------------
-
     def _constant(self, node: dict[str, Any], place: str, last: bool) -> str:
         text = node_text(node, "value", place)
         last_line = "\n" if self._newlines_optional and text.endswith("\n") else ""
@@ -143,8 +143,7 @@ class _TagRules:
         self._refuse_others(node, place, style="json", excludes=[], max_whitespace_cnt=None)
         check_schema(schema, schema_place(node, place))
         whole = schema if isinstance(schema, dict) else {"allOf": [schema]}
-        options = json_options(self._form, schema)
-        options = {key: value for key, value in options.items() if value is not None}
+        options = {k: v for k, v in json_options(self._form, schema).items() if v is not None}
         return self._rule("%json " + json.dumps({**whole, "x-guidance": options}))
 
     def _regex(self, node: dict[str, Any], place: str, last: bool) -> str:
@@ -172,13 +171,13 @@ class _TagRules:
 
     def _text_terminal(self, node: dict[str, Any], place: str, *, until: Sequence[str] = ()) -> str:
         """The terminal of any text without `excludes` in it (and tokens of `until`), that obeys all
-        `patterns` and is not `unlike`: expressions for the whole of it."""
+        `patterns` and is not `unlike`, expressions for the whole of it up to one of `until`."""
         self._refuse_others(node, place, max_tokens=None, max_chars=None)
         heads = {one: self._special.split(one)[0] for one in until}
-        tokens = [one for one, head in heads.items() if isinstance(head, int)]
-        excluded = [*node_texts(node, "excludes", place), *tokens]
         patterns, unlike = node_texts(node, "patterns", place), node_texts(node, "unlike", place)
-        self._foreign |= bool(unlike) or any(map(MAY_GO_ON.search, patterns))
+        ends = [one for one, at in heads.items() if patterns or unlike or isinstance(at, int)]
+        excluded = [*node_texts(node, "excludes", place), *ends]
+        self._foreign |= bool(unlike or self._joined) or any(map(MAY_GO_ON.search, patterns))
         terms = self._expressions(node, "patterns", place)
         terms += [f"~{one}" for one in self._expressions(node, "unlike", place)]
         short = [head for head in heads.values() if isinstance(head, str) and len(head) == 1]
@@ -186,12 +185,15 @@ class _TagRules:
             if words:
                 listed = "|".join(map(as_pattern, dict.fromkeys(words)))
                 terms.append(f"~/{self._to_regex(f'{before}(?:{listed})(?s:.*)')}/")
-        if self._joined:
-            self._foreign = True
-            terms.append(self._joined)
+        terms += [self._joined] * bool(self._joined)
         if not terms:
             return TEXT
-        return self._terminal(" & ".join([TEXT, *terms]))
+        name = self._terminal(" & ".join([TEXT, *terms]))
+        words = [head for head in heads.values() if isinstance(head, str)]
+        if (patterns or unlike) and {word[0] for word in words} & {*"".join(w[1:] for w in words)}:
+            listed = " | ".join(map(quote_text, words))
+            self._later[name] = self._terminal(f"{TEXT} ({listed}) /(.|\\n)+/")
+        return name
 
     def _terminal(self, body: str) -> str:
         if body not in self._texts:
@@ -212,8 +214,6 @@ class _TagRules:
             with _blaming(node, f"{place}.{key}.{index}"):
                 found.append(f"/{self._to_regex(pattern)}/")
         return found
-
-    # --- parts of parts -------------------------------------------------------------------------
 
     def _sequence(self, node: dict[str, Any], place: str, last: bool) -> str:
         terms, text = list[str](), ""
@@ -332,8 +332,7 @@ class _TagRules:
             self._flats[text] = f"{prefix}0" if lines else ""
             for line in lines or ():
                 self._write(line)
-        around = [node_text(node, key, place) for key in ("before", "behind")]
-        begin, end = (quote_text(one) if one else "" for one in around)
+        begin, end = (quote_text(node_text(node, key, place)) for key in ("before", "behind"))
         name = self._flats[text]
         return name and f"({begin} {name} {end})"
 
@@ -342,8 +341,6 @@ class _TagRules:
         part = self.part(node.get("format"), f"{place}.format", last=last)
         self._newlines_optional = before
         return part
-
-    # --- words ----------------------------------------------------------------------------------
 
     def _rule(self, body: str, attributes: str = "") -> str:
         """One for each body: models write the same tools in several ways."""
@@ -368,7 +365,10 @@ class _TagRules:
         head, *rest = self._framing(end)
         if head.startswith("<["):
             return self._rule(" ".join([text, head, *rest]))
-        until = self._rule(f"{text} {head}", "[lazy]")
+        whole = f"{text} {head}"
+        if text in self._later:
+            whole = self._terminal(f"({whole}) & ~{self._later[text]}")
+        until = self._rule(whole, "[lazy]")
         if head == quote_text(end[:1]):
             until = self._any([until, self._terminal(f"({text} {head}) & {head}")])
         return " ".join([until, *rest])
