@@ -176,6 +176,10 @@ def test_malformed_answers_are_cut_alike(
         ("hermes", '<tool_call>[{"name": "now"}, {"name": "now"}]</tool_call>', [{}, {}]),
         ("llama3", '<|python_tag|>[{"name": "now"}, {"name": "now"}]', [{}, {}]),
         ("mistral", "[TOOL_CALLS]now[ARGS]null[TOOL_CALLS]now[TOOL_CALLS]now[ARGS]", [{}] * 3),
+        *[
+            ("gpt-oss", f"<|channel|>commentary to=functions.now<|message|>{said}", [{}])
+            for said in ("null<|call|>", " \n<|call|>", " null ", "null<|end|>")
+        ],
         ("deepseekv3", FENCED.format('```\n{"a": 1}\n```'), [{"a": 1}]),
         ("deepseekv3", FENCED.format("```json\n```"), [{}]),
         ("deepseekv3", FENCED.format("```json\nnull\n```"), [{}]),

@@ -16,6 +16,7 @@ CALLED = " to="
 ENDS = ("<|end|>", "<|return|>", CALL)
 MARKERS = (*BEGINS, *ENDS, CONSTRAIN, MESSAGE)
 WORDS = re.compile(r"[^<]*")
+NOTHING = re.compile(r"[\snul]*")
 NEXT = "<|end|><|start|>assistant"
 HEADS = (
     "<|channel|>commentary to=functions.{name}",
@@ -88,12 +89,12 @@ def begin_message(calls: CallReader, header: str, *, separate: bool) -> Steps[Wr
         if (yield from calls.fenced(name)):
             yield from calls.copy_fenced(CALL)
             return writer.content
-        if (yield from reader.is_next(CALL)) or not (yield from reader.more()):
-            writer.arguments("{}")
+        said = yield from reader.run(NOTHING, MAX_HEADER)
+        ended = (yield from reader.is_next("<|")) or not (yield from reader.more())
+        writer.arguments("{}" if ended and said.strip() in ("", "null") else said)
         return writer.arguments
     reader.take_record()
-    channel = CHANNEL_NAME.search(header)
-    if separate and channel is not None and channel[1] == "analysis":
+    if separate and (channel := CHANNEL_NAME.search(header)) and channel[1] == "analysis":
         writer.begin_reasoning()
         return writer.reasoning
     return writer.content
