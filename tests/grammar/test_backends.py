@@ -237,5 +237,6 @@ def test_which_expressions_and_tags_xgrammar_enforces() -> None:
         assert not enforces_regex(pattern), pattern
     assert enforces_tag(CALLS, ["<|call|>"]) and not enforces_tag(CALLS, ["<f>"])
     newlines = {"type": "optional_newlines", "format": {"type": "const_string", "value": "a"}}
-    for part in ({"type": "any_text"}, {"type": "regex", "pattern": "a"}, newlines):
+    obeying = {**CALLS, "patterns": ["a"]}
+    for part in ({"type": "any_text"}, {"type": "regex", "pattern": "a"}, newlines, obeying):
         assert not enforces_tag({"type": "sequence", "elements": [part]}, [])

@@ -52,7 +52,7 @@ def enforces_regex(pattern: str) -> bool:
 def enforces_tag(node: Mapping[str, Any], special: Collection[str]) -> bool:
     """A format of a structural tag. `special`: texts that have to be tokens of their own."""
     parts = [*node.get("elements", ()), *node.get("tags", ()), *filter(None, [node.get("content")])]
-    if (kind := read_kind(node)) not in _TAG_KINDS or "excludes" in node or "unlike" in node:
+    if (kind := read_kind(node)) not in _TAG_KINDS or {"excludes", "patterns", "unlike"} & {*node}:
         return False
     if kind == "json_schema":
         return enforces(node.get("json_schema", True))
