@@ -421,6 +421,7 @@ def test_a_tag_that_names_channels_comes_in_the_place_of_a_final_message() -> No
     tag = {"begin": "<|channel|>commentary to=functions.look<|message|>", "end": ""}
     for head, final in ((tag["begin"], ""), ("say ", "<|channel|>final<|message|>")):
         one = {"type": "tag", "content": {"type": "json_schema", "json_schema": ANSWER}}
+        one["excludes"] = ["<|channel|>"]
         asked = tag_constraint({**one, **tag, "begin": head}, "structural_tag")
         drawn = BACKEND.compile(behind_thinking(asked, form.thinking, None, inside=False) or asked)
         said = encode(begin + "xyz" + end + final + head + '{"n":1}')

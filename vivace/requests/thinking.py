@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -12,11 +13,12 @@ from vivace.frontend.fields import is_set
 from vivace.frontend.validation import NO_PROCESSORS
 from vivace.grammar.thinking_rule import ThinkingRule, thinking_constraint
 from vivace.parsers.answer import ThinkingFrame
-from vivace.parsers.harmony import CHANNEL
 from vivace.protocol.constraints import CONSTRAINTS, STRUCTURAL_TAG, Constraint
 from vivace.requests.answer_syntax import AnswerSyntax
 from vivace.requests.prompts import PromptInput
 
+CHANNELS = re.compile(r'"(?:begin|value|grammar)"\s*:\s*"(?:[^"\\]|\\.)*?<\|channel\|>')
+"""in a tag that begins messages itself, and not where it excludes them"""
 BUDGET = "thinking_budget"
 CUSTOM = "custom_params"
 NO_FRAME = (
@@ -52,8 +54,7 @@ def read_thinking_limit(params: ThinkingFields) -> ThinkingLimit | None:
     names = ("max_thinking_tokens", "thinking_token_budget", BUDGET)
     given = {name: getattr(params, name) for name in names}
     given[f"{CUSTOM}.{BUDGET}"] = read_custom_params(params.custom_params)
-    for_template = (params.chat_template_kwargs or {}).get(BUDGET)
-    if isinstance(for_template, int) and not isinstance(for_template, bool):
+    if type(for_template := (params.chat_template_kwargs or {}).get(BUDGET)) is int:
         given[f"chat_template_kwargs.{BUDGET}"] = for_template
     found = [ThinkingLimit(tokens, name) for name, tokens in given.items() if tokens is not None]
     for limit in found:
@@ -110,8 +111,7 @@ def read_custom_params(given: Any) -> int | None:
         return None
     if not isinstance(given, dict) or given.keys() != {BUDGET}:
         raise BadRequest(CUSTOM, f"only {BUDGET} is known: {NO_PROCESSORS}")
-    tokens = given[BUDGET]
-    if not isinstance(tokens, int) or isinstance(tokens, bool):
+    if type(tokens := given[BUDGET]) is not int:
         raise BadRequest(f"{CUSTOM}.{BUDGET}", "must be a whole number")
     return tokens
 
@@ -130,7 +130,7 @@ def behind_thinking(
     asking = answer or limit
     if frame is None or asking is None or (inside is None and answer is not None):
         return answer
-    framed = answer is None or (answer.kind == STRUCTURAL_TAG and CHANNEL in answer.text)
+    framed = not answer or (answer.kind == STRUCTURAL_TAG and CHANNELS.search(answer.text))
     rule = ThinkingRule(
         begin=frame.begin,
         end=frame.end + ("" if framed else frame.final),
