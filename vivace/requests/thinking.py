@@ -17,7 +17,9 @@ from vivace.protocol.constraints import CONSTRAINTS, STRUCTURAL_TAG, Constraint
 from vivace.requests.answer_syntax import AnswerSyntax
 from vivace.requests.prompts import PromptInput
 
-CHANNELS = re.compile(r'"(?:begin|value|grammar)"\s*:\s*"(?:[^"\\]|\\.)*?<\|channel\|>')
+CHANNELS = re.compile(
+    r'"(?:begin|value|grammar)"\s*:\s*"(?:[^"\\<]++|\\.|<(?!\|channel\|>))*+<\|channel\|>'
+)
 """in a tag that begins messages itself, and not where it excludes them"""
 BUDGET = "thinking_budget"
 CUSTOM = "custom_params"
