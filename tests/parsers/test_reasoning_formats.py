@@ -95,6 +95,33 @@ def test_reasoning_that_is_not_to_be_separate_stays_in_the_text() -> None:
     assert parse("qwen3", [text], separate_reasoning=False) == Parsed("", text, [])
 
 
+@pytest.mark.parametrize("tools", ["json", "llama3"])
+@pytest.mark.parametrize(
+    ("name", "text", "separate", "content"),
+    [
+        ("qwen3", "<think>[{ a</think>\n\n", False, "<think>[{ a</think>"),
+        ("deepseek-r1", "[{ a</think>", False, "[{ a</think>"),
+        ("qwen3", "", False, ""),
+        ("minimax-append-think", "[{ a</think>", True, "<think>[{ a</think>"),
+        ("minimax-append-think", "[{ a</think>", False, "[{ a</think>"),
+    ],
+)
+def test_calls_without_a_frame_are_found_behind_thinking_that_stays_in_the_text(
+    name: str, text: str, separate: bool, content: str, tools: str
+) -> None:
+    """They are looked for where the answer begins."""
+    call = '{"name": "now", "parameters": {}}'
+    form = answer_format("llama3", name)
+    if tools == "json":
+        form, call = form.of_json_calls(), f"[{call}]"
+    inside = name != "qwen3"
+    options = ParseOptions(tools=TOOLS, separate_reasoning=separate, inside=inside)
+    for pieces in ([text + call], list(text + call)):
+        parser = AnswerParser(form, options)
+        events = [event for piece in pieces for event in parser.push(piece)]
+        assert gathered(events + parser.finish()) == Parsed("", content, [("now", "{}")])
+
+
 def test_reasoning_that_is_not_to_be_streamed_comes_in_one() -> None:
     parser = AnswerParser(answer_format(None, "qwen3"), ParseOptions(stream_reasoning=False))
     events = [parser.push(piece) for piece in ("<think>", "a", "b", "</think>", "c")]

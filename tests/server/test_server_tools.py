@@ -293,6 +293,21 @@ def test_reasoning_may_stay_in_the_text(hermes: Served) -> None:
     assert (message.content, message.reasoning_content) == ("\nHm.\n\n\nYes.", None)
 
 
+@pytest.mark.parametrize("more", [{}, {"stream": True}])
+@pytest.mark.parametrize("parser", ["qwen3", "minimax-append-think"])
+def test_required_calls_are_found_behind_reasoning_that_stays_in_the_text(
+    parser: str, more: dict[str, Any]
+) -> None:
+    """Without a parser of calls they are a list."""
+    body = {"messages": HI, "tools": TOOLS, "tool_choice": "required", **more}
+    with serving(None, parser, template=f"{TEMPLATE}{{{{ '<think>' }}}}") as (server, speaker, _):
+        speaker.say('Hm.</think>[{"name": "look", "parameters": {"city": "Rome"}}]')
+        for separate in ({"separate_reasoning": False}, {}):
+            answer = ask(server, "/v1/chat/completions", {**body, **separate})
+            assert '"name":"look"' in answer.text
+            assert '"finish_reason":"tool_calls"' in answer.text
+
+
 def test_reasoning_may_come_in_one(hermes: Served) -> None:
     _, speaker, client = hermes
     speaker.say(f"{THOUGHT}Yes.")

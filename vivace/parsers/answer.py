@@ -86,12 +86,9 @@ class ReasoningFormat:
 
 
 def read_reasoning(
-    reader: TextReader, writer: EventWriter, form: ReasoningFormat, *, inside: bool
+    reader: TextReader, writer: EventWriter, form: ReasoningFormat, *, inside: bool, split: bool
 ) -> Steps[None]:
-    """The thinking that an answer begins with, if it does."""
-    if form.kept:
-        writer.content(form.begin)
-        return
+    """The thinking that an answer begins with, if it does: `split` off, or as text."""
     reader.record()
     yield from reader.skip_space()
     begun = yield from reader.skip(form.begin)
@@ -99,13 +96,14 @@ def read_reasoning(
     if not begun and not inside:
         writer.content(said)
         return
-    writer.begin_reasoning()
-    writer.reasoning("" if begun else said)
-    ends = marker_set(form.end, *form.interrupts)
-    marker = yield from reader.copy_until(ends, writer.reasoning)
+    copy = writer.reasoning if split else writer.content
+    copy("" if begun and split else said)
+    marker = yield from reader.copy_until(marker_set(form.end, *form.interrupts), copy)
     if marker != form.end:
         reader.unread(marker)
-    if marker:
+    elif not split:
+        copy(marker)
+    if marker and split:
         writer.end_reasoning()
 
 
@@ -131,8 +129,7 @@ def read_calls(calls: CallReader, form: ToolFormat) -> Steps[None]:
         reader.record(marker)
         if (yield from read_call(calls, form, marker)) and form.section is not None:
             yield from reader.skip_space()
-            ended = yield from reader.skip(form.section[1])
-            markers = outside if ended else inside
+            markers = outside if (yield from reader.skip(form.section[1])) else inside
 
 
 def call_markers(form: ToolFormat) -> tuple[MarkerSet, MarkerSet]:

@@ -132,10 +132,14 @@ class TextParserFormat:
 
     def read(self, calls: CallReader, options: ParseOptions) -> Steps[None]:
         reader, writer = calls.reader, calls.writer
-        if self.reasoning is not None and options.separate_reasoning:
-            yield from read_reasoning(reader, writer, self.reasoning, inside=options.inside)
-        if self.tools is not None and options.tools:
-            yield from read_calls(calls, self.tools)
+        form, tools = self.reasoning, self.tools if options.tools else None
+        if form is not None:
+            split = options.separate_reasoning and not form.kept
+            writer.content(form.begin if options.separate_reasoning and form.kept else "")
+            if split or (tools is not None and tools.bare):
+                yield from read_reasoning(reader, writer, form, inside=options.inside, split=split)
+        if tools is not None:
+            yield from read_calls(calls, tools)
         else:
             yield from read_text(reader, writer)
 
@@ -183,9 +187,8 @@ def texts(value: Any) -> list[str]:
     """All strings in nested tuples and lists."""
     if isinstance(value, str):
         return [value] if value else []
-    if not isinstance(value, tuple | list):
-        return []
-    return [text for item in value for text in texts(item)]
+    parts = value if isinstance(value, tuple | list) else ()
+    return [text for item in parts for text in texts(item)]
 
 
 def answer_format(tool_parser: str | None, reasoning_parser: str | None) -> ParserFormat:
