@@ -401,3 +401,10 @@ def test_stages_hear_of_chains_only() -> None:
     asked = {"speculative_algorithm": "NGRAM", "speculative_ngram_max_bfs_breadth": 2}
     config = configure(from_arguments(**asked, pp_size=2))
     assert any("breadth 2 has no effect" in each for each in config.notices)
+
+
+def test_flags_of_text_say_that_they_are_idle_where_none_is_generated() -> None:
+    asked: dict[str, Any] = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
+    told = "--tool-call-parser and --reasoning-parser have no effect where no text is generated"
+    assert told in configure(from_arguments(is_embedding=True, **asked)).notices
+    assert told not in configure(from_arguments(**asked)).notices

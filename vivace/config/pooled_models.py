@@ -6,25 +6,26 @@ from collections.abc import Iterator
 from typing import Any
 
 from vivace.config.config import ModelContext, Options, ResolveContext
+from vivace.config.draft_flags import without_effect
 from vivace.config.errors import ConfigError
 from vivace.config.parallelism import requested_sizes
 
+OF_TEXT = ("tool_call_parser", "reasoning_parser", "tool_server", "grammar_backend")
+
 
 def pooled_models(options: Options, context: ModelContext) -> list[str]:
-    facts = context.facts
-    if facts.pooled is None:
+    pooled, name = context.facts.pooled, context.facts.architecture
+    if pooled is None and not options.model.is_embedding:
         return []
     if options.speculative.speculative_algorithm is not None:
+        raise ConfigError(f"--speculative-algorithm: {name} draws nothing here; leave it out")
+    if pooled and pooled.encoder and requested_sizes(options).attention_dp > 1:
         raise ConfigError(
-            f"--speculative-algorithm with {facts.architecture}, which answers with numbers: "
-            "nothing is drawn; leave it out"
+            f"--enable-dp-attention with {name}, which keeps no KV for engines to divide: leave it "
+            "out; --data-parallel-size has several engines"
         )
-    if facts.pooled.encoder is not None and requested_sizes(options).attention_dp > 1:
-        raise ConfigError(
-            f"--enable-dp-attention with {facts.architecture}, which keeps no KV for engines to "
-            "divide: leave it out; --data-parallel-size has several engines"
-        )
-    return []
+    idle = [one for one in OF_TEXT if one in options.given]
+    return without_effect(idle, "where no text is generated")
 
 
 def pooled_settings(options: Options, context: ResolveContext) -> Iterator[tuple[str, Any, str]]:
