@@ -122,6 +122,19 @@ def test_calls_without_a_frame_are_found_behind_thinking_that_stays_in_the_text(
         assert gathered(events + parser.finish()) == Parsed("", content, [("now", "{}")])
 
 
+@pytest.mark.parametrize("name", ["deepseek-r1", "minimax-append-think"])
+def test_framed_calls_are_found_in_thinking_that_stays_in_the_text(name: str) -> None:
+    """As all other formats of calls have it: models may forget to end it, or not think at all."""
+    call = '<|python_tag|>{"name": "now", "parameters": {}}'
+    kept = "" if name == "deepseek-r1" else "<think>"
+    for pieces in ([f"a{call}</think>b"], list(f"a{call}</think>b")):
+        options = ParseOptions(tools=TOOLS, separate_reasoning=bool(kept), inside=True)
+        parser = AnswerParser(answer_format("llama3", name), options)
+        events = [event for piece in pieces for event in parser.push(piece)]
+        found = gathered(events + parser.finish())
+        assert found == Parsed("", f"{kept}a</think>b", [("now", "{}")])
+
+
 def test_reasoning_that_is_not_to_be_streamed_comes_in_one() -> None:
     parser = AnswerParser(answer_format(None, "qwen3"), ParseOptions(stream_reasoning=False))
     events = [parser.push(piece) for piece in ("<think>", "a", "b", "</think>", "c")]

@@ -136,12 +136,12 @@ class TextParserFormat:
         if form is not None:
             split = options.separate_reasoning and not form.kept
             writer.content(form.begin if options.separate_reasoning and form.kept else "")
-            if split or (tools is not None and tools.bare):
+            bare = tools is not None and tools.bare
+            if tools is not None and bare and not split:  # calls in text are calls
+                form = replace(form, interrupts=(*form.interrupts, tools.begin))
+            if split or bare:
                 yield from read_reasoning(reader, writer, form, inside=options.inside, split=split)
-        if tools is not None:
-            yield from read_calls(calls, tools)
-        else:
-            yield from read_text(reader, writer)
+        yield from read_calls(calls, tools) if tools is not None else read_text(reader, writer)
 
 
 @dataclass(frozen=True, kw_only=True)
