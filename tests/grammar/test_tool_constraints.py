@@ -29,7 +29,9 @@ from vivace.frontend.fairness import run_now
 from vivace.grammar.backend import GrammarMatcher, JsonFormat
 from vivace.grammar.llguidance_backend import LLGuidanceBackend
 from vivace.grammar.thinking import ThinkingBackend, ThinkingVocabulary
+from vivace.grammar.thinking_rule import THINKING, read_thinking_rule
 from vivace.grammar.tool_tags import tag_constraint
+from vivace.parsers.answer import ThinkingState
 from vivace.parsers.events import gather
 from vivace.parsers.names import TOOL_CALL_PARSERS
 from vivace.parsers.parser import AnswerParser, ParseOptions, answer_format
@@ -37,7 +39,7 @@ from vivace.protocol.constraints import JSON_SCHEMA, REGEX, Constraint
 from vivace.requests.answer_rules import answer_rules
 from vivace.requests.answer_syntax import AnswerSyntax
 from vivace.requests.schema import Message
-from vivace.requests.thinking import ThinkingLimit, behind_thinking
+from vivace.requests.thinking import ThinkingLimit, behind_thinking, thinking_frame
 from vivace.requests.tool_constraints import ToolCalls, ToolSyntax
 from vivace.requests.tools import OfferedTools
 from vivace.server.openai.schema import ChatRequest
@@ -58,6 +60,8 @@ ANSWER["additionalProperties"] = False
 
 BACKEND = ThinkingBackend(backend(JsonFormat(compact=True)), VOCABULARY)
 SPECIAL = np.isin(np.arange(SIZE), [*VOCABULARY.special_ids, *range(len(TOKENS), SIZE)])
+STATES = (ThinkingState.BEFORE, ThinkingState.INSIDE)
+"""of answers that do not begin inside the thinking, and that do"""
 ANALYSIS = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
 FRAMES = {"qwen3": ("<think>", "</think>\n\n"), "kimi": ("◁think▷", "◁/think▷")}
 UNTHOUGHT = {"gpt-oss": "<|channel|>commentary"}
@@ -80,7 +84,8 @@ def syntax(
         parallel=parallel,
     )
     found = calls.syntax(asked)
-    constraint = behind_thinking(found.constraint, found.form.thinking, limit, inside=inside)
+    frame = thinking_frame(found.form.thinking, found.constraint)
+    constraint = behind_thinking(found.constraint, frame, limit, STATES[inside])
     return replace(found, constraint=constraint)
 
 
@@ -102,7 +107,11 @@ def answer(found: ToolSyntax, rng: np.random.Generator, begin: str = "") -> str:
 
 def read(found: ToolSyntax, text: str, *, inside: bool = False) -> tuple[str, str, list[list[str]]]:
     """(reasoning, content, [name, arguments] of the calls) of an answer, character by character."""
-    parser = AnswerParser(found.form, ParseOptions(tools=SCHEMAS, inside=inside))
+    wanted = found.constraint
+    thinks = wanted is not None and wanted.kind == THINKING
+    ends = (read_thinking_rule(wanted.text).end,) if thinks else ()
+    options = ParseOptions(tools=SCHEMAS, state=STATES[inside], thinking_ends=ends)
+    parser = AnswerParser(found.form, options)
     events = [event for character in text for event in parser.push(character)]
     answer = run_now(gather([*events, *parser.finish()]))
     return answer.reasoning, answer.text, [[call.name, call.arguments] for call in answer.calls]
@@ -406,7 +415,8 @@ def test_the_header_of_a_final_message_has_no_type() -> None:
         special_texts={mark: len(VOCABULARY.tokens) + i for i, mark in enumerate(marks)},
     )
     special = ThinkingBackend(LLGuidanceBackend(vocabulary, JsonFormat()), vocabulary)
-    rule = behind_thinking(ASKED, answer_format("gpt-oss", "gpt-oss").thinking, None, inside=False)
+    frame = thinking_frame(answer_format("gpt-oss", "gpt-oss").thinking, ASKED)
+    rule = behind_thinking(ASKED, frame, None, STATES[False])
     drawn = special.compile(rule or ASKED)
     ids = ThinkingVocabulary(vocabulary).ids
     said = ids(f"{ANALYSIS[0]}xyz{ANALYSIS[1]}<|channel|>final")
@@ -423,7 +433,8 @@ def test_a_tag_that_names_channels_comes_in_the_place_of_a_final_message() -> No
         one = {"type": "tag", "content": {"type": "json_schema", "json_schema": ANSWER}}
         one["excludes"] = ["<|channel|>"]
         asked = tag_constraint({**one, **tag, "begin": head}, "structural_tag")
-        drawn = BACKEND.compile(behind_thinking(asked, form.thinking, None, inside=False) or asked)
+        frame = thinking_frame(form.thinking, asked)
+        drawn = BACKEND.compile(behind_thinking(asked, frame, None, STATES[False]) or asked)
         said = encode(begin + "xyz" + end + final + head + '{"n":1}')
         assert drawn.accept(said) == len(said) and drawn.accept([EOS]) == 1
 

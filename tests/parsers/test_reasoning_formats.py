@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transcripts import TOOLS, Parsed, cut, gathered
 
+from vivace.parsers.answer import ThinkingState
 from vivace.parsers.formats import REASONING_FORMATS
 from vivace.parsers.parser import AnswerParser, ParseOptions, answer_format
 
+BEFORE, INSIDE, BEHIND = ThinkingState
 FORCED = [name for name, form in REASONING_FORMATS.items() if form.forced]
 SPLIT = [name for name, form in REASONING_FORMATS.items() if not form.kept]
 
@@ -38,23 +40,23 @@ def test_thinking_is_split_off(name: str) -> None:
 @pytest.mark.parametrize("name", SPLIT)
 def test_answers_that_begin_inside(name: str) -> None:
     text = f"Well.{REASONING_FORMATS[name].end}Yes."
-    assert parse(name, list(text), inside=True) == Parsed("Well.", "Yes.", [])
+    assert parse(name, list(text), state=INSIDE) == Parsed("Well.", "Yes.", [])
 
 
 @pytest.mark.parametrize("name", SPLIT)
 def test_thinking_that_was_cut_off(name: str) -> None:
-    assert parse(name, ["Well, "], inside=True) == Parsed("Well,", "", [])
+    assert parse(name, ["Well, "], state=INSIDE) == Parsed("Well,", "", [])
     form = REASONING_FORMATS[name]
     for place in range(1, len(form.end)):
         pieces = ["Well,", *form.end[:place]]
         for cut_off in (True, False):
             said = Parsed("".join(pieces), "", [])
-            assert parse(name, pieces, inside=True, cut_off=cut_off) == said
-            assert parse(name, ["".join(pieces)], inside=True, cut_off=cut_off) == said
+            assert parse(name, pieces, state=INSIDE, cut_off=cut_off) == said
+            assert parse(name, ["".join(pieces)], state=INSIDE, cut_off=cut_off) == said
     for place in range(1, len(form.begin)):
         said = form.begin[:place]
         assert parse(name, [f"\n{said}"], cut_off=True) == Parsed("", f"\n{said}", [])
-        assert parse(name, [f"\n{said}"], inside=True, cut_off=True) == Parsed(said, "", [])
+        assert parse(name, [f"\n{said}"], state=INSIDE, cut_off=True) == Parsed(said, "", [])
 
 
 def test_answers_without_thinking_are_content() -> None:
@@ -65,23 +67,20 @@ def test_answers_without_thinking_are_content() -> None:
 def test_the_prompt_says_where_an_answer_begins() -> None:
     always, marked = (answer_format(None, name) for name in ("deepseek-r1", "qwen3"))
     opened, closed, neither = "<|assistant|><think>\n", "<think>\n\n</think>\n\n", "<|assistant|>"
-    assert [always.inside(prompt, "") for prompt in (opened, closed, neither)] == [
-        True,
-        None,
-        True,
-    ]
-    assert [marked.inside(prompt, "") for prompt in (opened, closed, neither)] == [
-        True,
-        None,
-        False,
-    ]
-    for beginning, inside in (("<think>hm", True), ("<think>hm</think>So", None), ("So", None)):
-        assert always.inside(neither + beginning, beginning) is inside
+    prompts = (opened, closed, neither)
+    assert [always.state(prompt, "") for prompt in prompts] == [INSIDE, BEHIND, INSIDE]
+    assert [marked.state(prompt, "") for prompt in prompts] == [INSIDE, BEHIND, BEFORE]
+    for beginning, state in (
+        ("<think>hm", INSIDE),
+        ("<think>hm</think>So", BEHIND),
+        ("So", BEHIND),
+    ):
+        assert always.state(neither + beginning, beginning) is state
 
 
 def test_calls_end_thinking_where_models_forget_to() -> None:
     text = "Look it up.<tool_call>now\n</tool_call>"
-    assert parse("glm45", list(text), "glm45", inside=True).calls == [("now", "{}")]
+    assert parse("glm45", list(text), "glm45", state=INSIDE).calls == [("now", "{}")]
 
 
 def test_calls_inside_thinking_are_thoughts() -> None:
@@ -114,8 +113,8 @@ def test_calls_without_a_frame_are_found_behind_thinking_that_stays_in_the_text(
     form = answer_format("llama3", name)
     if tools == "json":
         form, call = form.of_json_calls(), f"[{call}]"
-    inside = name != "qwen3"
-    options = ParseOptions(tools=TOOLS, separate_reasoning=separate, inside=inside)
+    state = BEFORE if name == "qwen3" else INSIDE
+    options = ParseOptions(tools=TOOLS, separate_reasoning=separate, state=state)
     for pieces in ([text + call], list(text + call)):
         parser = AnswerParser(form, options)
         events = [event for piece in pieces for event in parser.push(piece)]
@@ -128,7 +127,7 @@ def test_framed_calls_are_found_in_thinking_that_stays_in_the_text(name: str) ->
     call = '<|python_tag|>{"name": "now", "parameters": {}}'
     kept = "" if name == "deepseek-r1" else "<think>"
     for pieces in ([f"a{call}</think>b"], list(f"a{call}</think>b")):
-        options = ParseOptions(tools=TOOLS, separate_reasoning=bool(kept), inside=True)
+        options = ParseOptions(tools=TOOLS, separate_reasoning=bool(kept), state=INSIDE)
         parser = AnswerParser(answer_format("llama3", name), options)
         events = [event for piece in pieces for event in parser.push(piece)]
         found = gathered(events + parser.finish())
@@ -164,10 +163,10 @@ def test_the_tag_of_the_prompt_is_put_before_the_answer() -> None:
         max_size=6,
     ),
     st.lists(st.integers(0, 60), max_size=8),
-    st.booleans(),
+    st.sampled_from(ThinkingState),
 )
 def test_whatever_comes_is_cut_alike(
-    name: str, pieces: list[str], places: list[int], inside: bool
+    name: str, pieces: list[str], places: list[int], state: ThinkingState
 ) -> None:
     text = "".join(pieces)
-    assert parse(name, list(cut(text, places)), inside=inside) == parse(name, [text], inside=inside)
+    assert parse(name, list(cut(text, places)), state=state) == parse(name, [text], state=state)

@@ -39,12 +39,15 @@ class ThinkingBackend:
         if rule.budget is not None and not self._words.can_end(rule.end):
             raise GrammarError(f"no tokens of the model are {rule.end!r}, which ends thinking")
         answer = self._backend.compile(rule.answer) if rule.answer else self._words.any_answer
+        closing = self._words.closing(rule.end) if rule.answer is not None else ()
+        avoided = [text for text in rule.avoided if closing or text not in rule.end]
         plan = ThinkingPlan(
             words=self._words,
             begin=rule.begin.encode(),
             end=rule.end.encode(),
             budget=rule.budget,
-            free=self._words.mask(rule.avoided, ends=rule.answer is None),
+            closing=closing,
+            free=self._words.mask(avoided, ends=rule.answer is None),
             spaces=self._words.spaces,
             pure=self._words.pure(rule.end.encode()) if rule.answer is not None else (),
         )
@@ -78,6 +81,13 @@ class ThinkingVocabulary:
         for part in self._special.split(text):
             found += [part] if isinstance(part, int) else self._vocabulary.encode(part)
         return found
+
+    def closing(self, end: str) -> tuple[int, ...]:
+        """What ends thinking, if a special token begins it and others follow: behind that one they
+        do. Empty where none does."""
+        ids = self.ids(end)
+        special = isinstance(self._special.split(end)[0], int)
+        return tuple(ids) if special and len(ids) > 1 else ()
 
     def can_end(self, text: str) -> bool:
         """Whether tokens say it, and whatever is left of it behind its beginning."""
@@ -122,13 +132,15 @@ def is_space(token: bytes) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class ThinkingPlan:
-    """What one request says; `free`: the mask of its thinking, `spaces`: of white space; `pure`:
-    more of thinking, so that nothing of an answer is in the token that ends it."""
+    """What one request says; `closing`: the tokens that end thinking, if they follow the first;
+    `free`: the mask of its thinking, `spaces`: of white space; `pure`: more of thinking, so that
+    nothing of an answer is in the token that ends it."""
 
     words: ThinkingVocabulary
     begin: bytes
     end: bytes
     budget: int | None
+    closing: tuple[int, ...]
     free: np.ndarray
     spaces: np.ndarray
     pure: Sequence[np.ndarray]
@@ -222,6 +234,8 @@ class OpenThinking:
     def follow(self, token: int, answer: GrammarMatcher) -> ThinkingPhase | None:
         if not has_bit(self.mask, token):
             return None
+        if token in self.plan.closing[:1]:
+            return ThinkingEnd(self.plan, self.plan.closing[1:])
         text, end = self.tail + self.plan.words.tokens[token], self.plan.end
         if end in text:
             return BehindThinking(self.plan)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from vivace.parsers.call_syntax import AnswerShape
 from vivace.parsers.calls import CallBody, CallReader
-from vivace.parsers.events import EventWriter
-from vivace.parsers.reader import MarkerSet, NotACall, Steps, TextReader, marker_set
+from vivace.parsers.reader import MarkerSet, NotACall, Steps, marker_set
 
 LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
@@ -33,10 +33,18 @@ def numbered_id(name: str, place: int) -> str:
     return f"functions.{name}:{place}"
 
 
+class ThinkingState(Enum):
+    """Where an answer begins: nothing was thought yet, in the middle of the thinking, behind it."""
+
+    BEFORE = auto()
+    INSIDE = auto()
+    BEHIND = auto()
+
+
 @dataclass(frozen=True)
 class ThinkingFrame:
-    """What text stands around the thinking in front of an answer. `interrupts`: what ends it as
-    well, and belongs to what follows. `final`: what comes then where the answer is no call."""
+    """What text stands around the thinking in front of an answer. `interrupts`: what shows that the
+    model forgot to end it. `final`: what comes then where the answer is no call."""
 
     begin: str
     end: str
@@ -74,21 +82,25 @@ class ReasoningFormat:
     interrupts: tuple[str, ...] = ()
     kept: bool = False
 
-    def inside(self, prompt: str, beginning: str) -> bool | None:
-        """Whether the answer to a prompt begins in the middle of the thinking; None: behind it.
-        `beginning`: what the prompt has of the answer already, as it was sent."""
-        if self.begin in beginning or self.end in beginning:
-            return beginning.rfind(self.begin) > beginning.rfind(self.end) or None
+    def state(self, prompt: str, beginning: str) -> ThinkingState:
+        """Where the answer to a prompt begins. `beginning`: what the prompt has of it already, as
+        it was sent."""
         prompt = prompt.rstrip()
-        if beginning or prompt.endswith(self.end):
-            return None
-        return self.forced or prompt.endswith(self.begin)
+        if beginning:
+            inside = beginning.rfind(self.begin) > beginning.rfind(self.end)
+            return ThinkingState.INSIDE if inside else ThinkingState.BEHIND
+        if prompt.endswith(self.end):
+            return ThinkingState.BEHIND
+        inside = self.forced or prompt.endswith(self.begin)
+        return ThinkingState.INSIDE if inside else ThinkingState.BEFORE
 
 
 def read_reasoning(
-    reader: TextReader, writer: EventWriter, form: ReasoningFormat, *, inside: bool, split: bool
+    calls: CallReader, form: ReasoningFormat, ends: Sequence[str], *, inside: bool, split: bool
 ) -> Steps[None]:
-    """The thinking that an answer begins with, if it does: `split` off, or as text."""
+    """The thinking that an answer begins with, if it does: `split` off, or as text. `ends`: what
+    ends it; others than its own end belong to what follows."""
+    reader, writer = calls.reader, calls.writer
     reader.record()
     yield from reader.skip_space()
     begun = yield from reader.skip(form.begin)
@@ -98,7 +110,7 @@ def read_reasoning(
         return
     copy = writer.reasoning if split else writer.content
     copy("" if begun and split else said)
-    marker = yield from reader.copy_until(marker_set(form.end, *form.interrupts), copy)
+    marker = yield from reader.copy_until(marker_set(*ends), copy)
     if marker != form.end:
         reader.unread(marker)
     elif not split:
@@ -107,8 +119,9 @@ def read_reasoning(
         writer.end_reasoning()
 
 
-def read_text(reader: TextReader, writer: EventWriter) -> Steps[None]:
+def read_text(calls: CallReader) -> Steps[None]:
     """Text to the end."""
+    reader, writer = calls.reader, calls.writer
     while (yield from reader.more()):
         writer.content(reader.take(len(reader.text)))
 
@@ -121,7 +134,7 @@ def read_calls(calls: CallReader, form: ToolFormat) -> Steps[None]:
     if form.bare:
         yield from read_bare_call(calls, form)
     if not form.begin:
-        yield from read_text(reader, writer)
+        yield from read_text(calls)
     while marker := (yield from reader.copy_until(markers, writer.content)):
         if form.section is not None and marker == form.section[1]:
             markers = outside

@@ -15,6 +15,8 @@ CALLED = " to="
 """An answer begins so that goes on with the role, which the prompt ends with."""
 ENDS = ("<|end|>", "<|return|>", CALL)
 MARKERS = (*BEGINS, *ENDS, CONSTRAIN, MESSAGE)
+FRAMES = tuple(marker for marker in MARKERS if marker != ENDS[0])
+"""which no analysis has"""
 WORDS = re.compile(r"[^<]*")
 NOTHING = re.compile(r"[\snul]*")
 NEXT = "<|end|><|start|>assistant"
@@ -51,6 +53,22 @@ def read_messages(calls: CallReader, *, separate: bool) -> Steps[None]:
         write = writer.content
         if marker not in ENDS:
             write = yield from read_begin(calls, marker, separate=separate)
+
+
+def read_analysis(calls: CallReader, end: str, *, separate: bool) -> Steps[None]:
+    """That in front of an answer which obeys a constraint, up to what ends it for that, whatever
+    else looks like the frame of a message."""
+    reader, writer = calls.reader, calls.writer
+    reader.record()
+    yield from reader.skip_space()
+    if not (yield from reader.skip(SHAPE.messages[0][0])):
+        reader.give_back(reader.take_record())
+        return
+    reader.take_record()
+    write = writer.reasoning if separate else writer.content
+    if (yield from reader.copy_until(marker_set(end), write, end)):
+        reader.unread(end.removeprefix(ENDS[0]))
+        writer.end_reasoning()
 
 
 def read_begin(calls: CallReader, marker: str, *, separate: bool) -> Steps[Write]:

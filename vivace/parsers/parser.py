@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from vivace.parsers.answer import (
     ReasoningFormat,
     ThinkingFrame,
+    ThinkingState,
     ToolFormat,
     random_id,
     read_calls,
@@ -19,7 +20,7 @@ from vivace.parsers.call_syntax import AnswerShape
 from vivace.parsers.calls import CallReader
 from vivace.parsers.events import AnswerEvent, ContentText, EventWriter
 from vivace.parsers.formats import JSON_CALLS, REASONING_FORMATS, TOOL_FORMATS
-from vivace.parsers.harmony import MARKERS, SHAPE, read_messages
+from vivace.parsers.harmony import FRAMES, MARKERS, SHAPE, read_analysis, read_messages
 from vivace.parsers.names import HARMONY
 from vivace.parsers.reader import Steps, TextReader
 
@@ -31,19 +32,21 @@ SLICE = 1 << 11
 class ParseOptions:
     """What one request says of its answers. `tools`: the schemas of the functions that may be
     called, at most `most_calls` times; calls of others are text unless they are `forwarded`.
-    `inputs`: custom tools among them. `inside`: the answer begins in the middle of the thinking.
+    `inputs`: custom tools among them. `state`: where the answer begins.
     `first_call`: calls that the conversation has had. `calls_only`: an answer has nothing else
-    behind its thinking, so what is left of a frame where it ends is no text."""
+    behind its thinking, so what is left of a frame where it ends is no text. `thinking_ends`: where
+    a constraint begins behind the thinking, what ends that for it, if there is any."""
 
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     inputs: Collection[str] = ()
     separate_reasoning: bool = True
     stream_reasoning: bool = True
-    inside: bool = False
+    state: ThinkingState = ThinkingState.BEFORE
     forwarded: bool = False
     most_calls: int | None = None
     first_call: int = 0
     calls_only: bool = False
+    thinking_ends: tuple[str, ...] | None = None
 
 
 class ParserFormat(Protocol):
@@ -68,8 +71,8 @@ class ParserFormat(Protocol):
         """Whether there is anything to find in the answers of such a request."""
         ...
 
-    def inside(self, prompt: str, beginning: str) -> bool | None:
-        """See `ReasoningFormat.inside`."""
+    def state(self, prompt: str, beginning: str) -> ThinkingState:
+        """See `ReasoningFormat.state`."""
         ...
 
     @property
@@ -115,8 +118,9 @@ class TextParserFormat:
         splits = self.reasoning is not None and options.separate_reasoning
         return splits or (self.tools is not None and bool(options.tools))
 
-    def inside(self, prompt: str, beginning: str) -> bool | None:
-        return False if self.reasoning is None else self.reasoning.inside(prompt, beginning)
+    def state(self, prompt: str, beginning: str) -> ThinkingState:
+        form = self.reasoning
+        return ThinkingState.BEFORE if form is None else form.state(prompt, beginning)
 
     @property
     def shape(self) -> AnswerShape | None:
@@ -131,17 +135,27 @@ class TextParserFormat:
         return replace(self, tools=JSON_CALLS)
 
     def read(self, calls: CallReader, options: ParseOptions) -> Steps[None]:
-        reader, writer = calls.reader, calls.writer
         form, tools = self.reasoning, self.tools if options.tools else None
         if form is not None:
+            if form.kept and options.separate_reasoning:
+                calls.writer.content(form.begin)
             split = options.separate_reasoning and not form.kept
-            writer.content(form.begin if options.separate_reasoning and form.kept else "")
-            bare = tools is not None and tools.bare
-            if tools is not None and bare and not split:  # calls in text are calls
-                form = replace(form, interrupts=(*form.interrupts, tools.begin))
-            if split or bare:
-                yield from read_reasoning(reader, writer, form, inside=options.inside, split=split)
-        yield from read_calls(calls, tools) if tools is not None else read_text(reader, writer)
+            if ends := thinking_ends(form, tools, options, split=split):
+                inside = options.state is ThinkingState.INSIDE
+                yield from read_reasoning(calls, form, ends, inside=inside, split=split)
+        yield from read_calls(calls, tools) if tools is not None else read_text(calls)
+
+
+def thinking_ends(
+    form: ReasoningFormat, tools: ToolFormat | None, options: ParseOptions, *, split: bool
+) -> Sequence[str]:
+    """What ends the thinking in front of an answer; nothing where there is none to look for."""
+    if options.thinking_ends is not None:
+        return options.thinking_ends
+    if split:
+        return (form.end, *form.interrupts)
+    bare = tools is not None and tools.bare  # such a call comes behind the thinking, in the text
+    return (form.end, tools.begin) if tools is not None and bare else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +179,8 @@ class MessageFormat:
     def parses(self, options: ParseOptions) -> bool:
         return True
 
-    def inside(self, prompt: str, beginning: str) -> bool | None:
-        return False
+    def state(self, prompt: str, beginning: str) -> ThinkingState:
+        return ThinkingState.BEFORE
 
     @property
     def shape(self) -> AnswerShape | None:
@@ -174,13 +188,16 @@ class MessageFormat:
 
     @property
     def thinking(self) -> ThinkingFrame | None:
-        return ThinkingFrame(*SHAPE.messages[0], final=SHAPE.final)
+        return ThinkingFrame(*SHAPE.messages[0], FRAMES, SHAPE.final)
 
     def of_json_calls(self) -> ParserFormat:
         return self
 
     def read(self, calls: CallReader, options: ParseOptions) -> Steps[None]:
-        yield from read_messages(calls, separate=self.separate and options.separate_reasoning)
+        separate = self.separate and options.separate_reasoning
+        for end in options.thinking_ends or ():
+            yield from read_analysis(calls, end, separate=separate)
+        yield from read_messages(calls, separate=separate)
 
 
 def texts(value: Any) -> list[str]:

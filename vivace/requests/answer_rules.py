@@ -13,7 +13,13 @@ from vivace.protocol.messages import FINISH_STOP, Finish
 from vivace.requests.answer_syntax import AnswerSyntax
 from vivace.requests.prompts import part_text
 from vivace.requests.schema import Message
-from vivace.requests.thinking import ThinkingFields, behind_thinking, read_thinking_limit
+from vivace.requests.thinking import (
+    ThinkingFields,
+    behind_thinking,
+    read_thinking_limit,
+    thinking_ends,
+    thinking_frame,
+)
 from vivace.requests.tool_constraints import ToolCalls
 from vivace.requests.tools import OfferedTools
 
@@ -62,9 +68,10 @@ def answer_rules(
     beginning = ""
     if params.continue_final_message:
         beginning = yield from message_text(params.messages[-1])
-    inside = syntax.form.inside(prompt, beginning)
+    state = syntax.form.state(prompt, beginning)
     wanted = ToolCalls(offered=offered, form=syntax.form, parallel=parallel).syntax(asked)
     limit = read_thinking_limit(params)
+    frame = thinking_frame(wanted.form.thinking, wanted.constraint)
     return AnswerRules(
         syntax=replace(syntax, form=wanted.form),
         options=ParseOptions(
@@ -72,13 +79,14 @@ def answer_rules(
             inputs=offered.inputs,
             separate_reasoning=params.separate_reasoning,
             stream_reasoning=params.stream_reasoning,
-            inside=bool(inside),
+            state=state,
             forwarded=syntax.forwards_unknown,
             most_calls=1 if offered.single or not parallel else None,
             first_call=sum(len(message.tool_calls or ()) for message in params.messages),
             calls_only=bool(offered.required),
+            thinking_ends=thinking_ends(wanted.constraint, frame, state),
         ),
-        constraint=behind_thinking(wanted.constraint, wanted.form.thinking, limit, inside=inside),
+        constraint=behind_thinking(wanted.constraint, frame, limit, state),
     )
 
 

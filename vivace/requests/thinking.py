@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
+
+import msgspec
 
 from vivace.frontend.constraints import GIVEN, make_constraint
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import is_set
 from vivace.frontend.validation import NO_PROCESSORS
+from vivace.grammar.limits import MAX_CHARACTERS
 from vivace.grammar.thinking_rule import ThinkingRule, thinking_constraint
-from vivace.parsers.answer import ThinkingFrame
+from vivace.parsers.answer import ThinkingFrame, ThinkingState
+from vivace.parsers.harmony import CHANNEL
 from vivace.protocol.constraints import CONSTRAINTS, STRUCTURAL_TAG, Constraint
 from vivace.requests.answer_syntax import AnswerSyntax
 from vivace.requests.prompts import PromptInput
 
-CHANNELS = re.compile(
-    r'"(?:begin|value|grammar)"\s*:\s*"(?:[^"\\<]++|\\.|<(?!\|channel\|>))*+<\|channel\|>'
-)
-"""in a tag that begins messages itself, and not where it excludes them"""
+FRAMING, SCHEMAS = ("begin", "value", "grammar"), ("schema", "json_schema")
+"""of the formats of structural tags: what frames messages, and what does not"""
 BUDGET = "thinking_budget"
 CUSTOM = "custom_params"
 NO_FRAME = (
@@ -80,8 +81,9 @@ def limit_thinking(
     for prompt in inputs:
         tail = b"".join(known_bytes(token, syntax) for token in prompt.tokens[-TAIL:])
         answer, rest = take_constraint(prompt.sampling or {}, prompt.sampling_field)
-        inside = syntax.form.inside(tail.decode("utf-8", "replace"), "")
-        constraint = behind_thinking(answer, syntax.form.thinking, limit, inside=inside)
+        state = syntax.form.state(tail.decode("utf-8", "replace"), "")
+        frame = thinking_frame(syntax.form.thinking, answer)
+        constraint = behind_thinking(answer, frame, limit, state)
         yield replace(prompt, sampling={**rest, GIVEN: constraint})
 
 
@@ -118,27 +120,62 @@ def read_custom_params(given: Any) -> int | None:
     return tokens
 
 
+def thinking_frame(frame: ThinkingFrame | None, answer: Constraint | None) -> ThinkingFrame | None:
+    """What stands around the thinking in front of such an answer: what begins its message belongs
+    to the end, unless the answer says that itself."""
+    if frame is None or answer is None or not frame.final or begins_messages(answer):
+        return frame
+    return replace(frame, end=frame.end + frame.final, final="")
+
+
+def thinking_ends(
+    answer: Constraint | None, frame: ThinkingFrame | None, state: ThinkingState
+) -> tuple[str, ...] | None:
+    """See `ParseOptions`: what is thought for the constraint is for the parser."""
+    if answer is None:
+        return None
+    return () if frame is None or state is ThinkingState.BEHIND else (frame.end,)
+
+
 def behind_thinking(
     answer: Constraint | None,
     frame: ThinkingFrame | None,
     limit: ThinkingLimit | None,
-    *,
-    inside: bool | None,
+    state: ThinkingState,
 ) -> Constraint | None:
-    """`answer`: what it has to obey once the model has thought. `inside`: it begins in the middle
-    of the thinking; None: behind it. BadRequest where a limit cannot be kept."""
+    """`answer`: what it has to obey once the model has thought. `state`: where it begins.
+    BadRequest where a limit cannot be kept."""
     if frame is None and limit is not None:
         raise BadRequest(limit.field, NO_FRAME)
     asking = answer or limit
-    if frame is None or asking is None or (inside is None and answer is not None):
+    if frame is None or asking is None or (answer is not None and state is ThinkingState.BEHIND):
         return answer
-    framed = not answer or (answer.kind == STRUCTURAL_TAG and CHANNELS.search(answer.text))
     rule = ThinkingRule(
         begin=frame.begin,
-        end=frame.end + ("" if framed else frame.final),
-        inside=bool(inside),
+        end=frame.end,
+        inside=state is ThinkingState.INSIDE,
         budget=None if limit is None else limit.tokens,
         avoided=() if answer is None else frame.interrupts,
         answer=answer,
     )
     return thinking_constraint(rule, asking.field)
+
+
+def begins_messages(constraint: Constraint) -> bool:
+    """Whether it is a tag that frames gpt-oss's messages itself. Texts that it excludes are not
+    looked at, nor are schemas; of what no tag can be is told where it is compiled."""
+    if constraint.kind != STRUCTURAL_TAG or len(constraint.text) > MAX_CHARACTERS[STRUCTURAL_TAG]:
+        return False
+    try:
+        stack = [msgspec.json.decode(constraint.text.encode("utf-8", "surrogatepass"))]
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            framing = [node.get(key) for key in FRAMING]
+            if any(CHANNEL in text for text in framing if isinstance(text, str)):
+                return True
+            node = [value for key, value in node.items() if key not in SCHEMAS]
+        stack += node if isinstance(node, list) else ()
+    return False

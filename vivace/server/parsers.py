@@ -46,7 +46,7 @@ async def separate_reasoning(context: Context, _request: web.Request, body: Body
     params = await REASONING.read(context, body)
     name = known(params.reasoning_parser, "reasoning_parser", REASONING_PARSERS)
     form = answer_format(None, name)
-    options = ParseOptions(inside=bool(form.inside("", "")))
+    options = ParseOptions(state=form.state("", ""))
     found = await parse(context, form, options, params.text)
     return json_response(SeparateReasoningResponse(reasoning_text=found.reasoning, text=found.text))
 

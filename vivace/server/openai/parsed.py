@@ -50,8 +50,8 @@ class ChatParsing:
         return AnswerParser(self.rules.syntax.form, self.rules.options)
 
     def counter(self) -> ReasoningCounter:
-        syntax = self.rules.syntax
-        return ReasoningCounter(syntax.reasoning_ends, syntax.token_bytes)
+        syntax, obeys = self.rules.syntax, self.rules.options.thinking_ends is not None
+        return ReasoningCounter(syntax.reasoning_ends[: 1 if obeys else None], syntax.token_bytes)
 
     def chunks(self, context: ChunkContext, index: int) -> ParsedChunks:
         """Encodes the index-th choice of a stream."""
