@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from vivace.grammar.backend import GrammarError, JsonFormat
@@ -23,6 +22,7 @@ from vivace.grammar.tag_forms import (
     REPEATED,
     REPEATS,
     as_pattern,
+    blaming,
     has_type,
     node_list,
     node_text,
@@ -31,6 +31,7 @@ from vivace.grammar.tag_forms import (
     read_kind,
     schema_place,
 )
+from vivace.grammar.text_ends import first_ends
 from vivace.grammar.vocabulary import SpecialWords
 
 MAX_PARTS = 10_000
@@ -149,7 +150,7 @@ class _TagRules:
     def _regex(self, node: dict[str, Any], place: str, last: bool) -> str:
         self._foreign = True
         pattern = node_text(node, "pattern", place)
-        with _blaming(node, f"{place}.pattern"):
+        with blaming(node, f"{place}.pattern"):
             if node.get("quoted", False):
                 pattern = quote_regex(pattern)
             pattern = self._to_regex(pattern)
@@ -158,7 +159,7 @@ class _TagRules:
     def _grammar(self, node: dict[str, Any], place: str, last: bool) -> str:
         self._foreign = True
         name = f"grammar_{len(self.grammars)}"
-        with _blaming(node, place):
+        with blaming(node, place):
             lark = self._to_lark(node_text(node, "grammar", place))
             check_ends(lark)
         self.grammars.append({"name": name, "lark_grammar": lark})
@@ -173,14 +174,14 @@ class _TagRules:
         """The terminal of any text without `excludes` in it (and tokens of `until`), that obeys all
         `patterns` and is not `unlike`, expressions for the whole of it up to one of `until`."""
         self._refuse_others(node, place, max_tokens=None, max_chars=None)
-        heads = {one: self._special.split(one)[0] for one in until}
+        plain = [one for one in until if self._special.split(one) == [one]]
         patterns, unlike = node_texts(node, "patterns", place), node_texts(node, "unlike", place)
-        ends = [one for one, at in heads.items() if patterns or unlike or isinstance(at, int)]
+        ends = [one for one in until if patterns or unlike or one not in plain]
         excluded = [*node_texts(node, "excludes", place), *ends]
         self._foreign |= bool(unlike or self._joined) or any(map(MAY_GO_ON.search, patterns))
         terms = self._expressions(node, "patterns", place)
         terms += [f"~{one}" for one in self._expressions(node, "unlike", place)]
-        short = [head for head in heads.values() if isinstance(head, str) and len(head) == 1]
+        short = [one for one in plain if len(one) == 1]
         for words, before in ((excluded, "(?s:.*)"), (short, "")):  # short: see `_text_until`
             if words:
                 listed = "|".join(map(as_pattern, dict.fromkeys(words)))
@@ -189,9 +190,9 @@ class _TagRules:
         if not terms:
             return TEXT
         name = self._terminal(" & ".join([TEXT, *terms]))
-        words = [head for head in heads.values() if isinstance(head, str)]
-        if (patterns or unlike) and {word[0] for word in words} & {*"".join(w[1:] for w in words)}:
-            listed = " | ".join(map(quote_text, words))
+        within = "".join(one[bool(one in plain) :] for one in until)
+        if (patterns or unlike) and {one[0] for one in plain} & {*within}:
+            listed = " | ".join(map(quote_text, plain))
             self._later[name] = self._terminal(f"{TEXT} ({listed}) /(.|\\n)+/")
         return name
 
@@ -211,7 +212,7 @@ class _TagRules:
         """Between slashes."""
         found = list[str]()
         for index, pattern in enumerate(node_texts(node, key, place)):
-            with _blaming(node, f"{place}.{key}.{index}"):
+            with blaming(node, f"{place}.{key}.{index}"):
                 found.append(f"/{self._to_regex(pattern)}/")
         return found
 
@@ -250,7 +251,8 @@ class _TagRules:
         content: Any = node.get("content")
         if has_type(content, ANY_TEXT) and "" not in options:
             text = self._text_terminal(content, f"{place}.content", until=options)
-            return self._any([self._text_until(end, text) for end in options])
+            first = first_ends(options, self._special)
+            return self._any([self._text_until(end, text, first[end]) for end in first])
         inner = self.part(content, f"{place}.content", last=last and options == [""])
         return f"{inner} {self._any([self._frame(end) for end in options])}"
 
@@ -264,14 +266,16 @@ class _TagRules:
         if first and once:
             return self._any(first)
         text = self._text_terminal(node, place, until=triggers)
-        calls = [self._call(trigger, tags, text, place) for trigger in triggers]
+        inside = {trigger: self._triggered(trigger, tags, place) for trigger in triggers}
+        begins = first_ends(triggers, self._special)
+        calls = [f"{self._text_until(one, text, begins[one])} {inside[one]}" for one in begins]
         if once:
             return self._rule(" | ".join([*calls, text]))
         rest = f"({' | '.join(calls)})* {text}"
         return self._rule(f"{self._any(first)} {rest}" if needed else rest)
 
-    def _call(self, trigger: str, tags: list[Any], text: str, place: str) -> str:
-        """Text up to a trigger, and the rest of the tags that begin with it."""
+    def _triggered(self, trigger: str, tags: list[Any], place: str) -> str:
+        """The rest of the tags that begin with it."""
         inside: list[str] = []
         for index, tag in enumerate(tags):
             at = f"{place}.tags.{index}"
@@ -281,7 +285,7 @@ class _TagRules:
                 inside.append(self._rule(f"{rest} {self._inside(tag, at, last=False)}"))
         if not inside:
             raise GrammarError(f"{place}.triggers: no tag begins with {trigger!r:.60}")
-        return self._rule(f"{self._text_until(trigger, text)} {self._any(inside)}")
+        return self._any(inside)
 
     def _separated_tags(self, node: dict[str, Any], place: str, last: bool) -> str:
         separator = self._frame(node_text(node, "separator", place))
@@ -325,7 +329,7 @@ class _TagRules:
         text = node_text(node, "grammar", place)
         if text not in self._flats:
             prefix = f"FLAT_{len(self._flats)}_"
-            with _blaming(node, place):
+            with blaming(node, place):
                 lines = flat_terminals(lark := self._to_lark(text), prefix)
                 if lines is None:
                     check_input_ends(lark)
@@ -359,15 +363,20 @@ class _TagRules:
     def _any(self, terms: Sequence[str]) -> str:
         return terms[0] if len(terms) == 1 else self._rule(" | ".join(terms))
 
-    def _text_until(self, end: str, text: str = TEXT) -> str:
-        """Such a text up to the first `end`, and that. The library misses one byte that does so
-        where it ends what is before, too: no text begins with it, and it is a terminal alone."""
+    def _text_until(self, end: str, text: str = TEXT, sooner: Sequence[str] = ()) -> str:
+        """Such a text up to the first `end`, and that; `sooner`: see `first_ends`. The library misses
+        a byte that ends what is before, too: no text begins with it, and it is a terminal alone."""
         head, *rest = self._framing(end)
+        whole = text if head.startswith("<[") else f"{text} {head}"
+        if sooner:
+            others = self._to_regex(f"(?s:.*)(?:{'|'.join(map(as_pattern, sooner))})")
+            whole = self._terminal(f"({whole}) & ~/{others}/")
         if head.startswith("<["):
-            return self._rule(" ".join([text, head, *rest]))
-        whole = f"{text} {head}"
+            return self._rule(" ".join([whole, head, *rest]))
         if text in self._later:
             whole = self._terminal(f"({whole}) & ~{self._later[text]}")
+        if rest and rest[0].startswith("<["):
+            return self._rule(" ".join([self._terminal(whole), *rest]))
         until = self._rule(whole, "[lazy]")
         if head == quote_text(end[:1]):
             until = self._any([until, self._terminal(f"({text} {head}) & {head}")])
@@ -389,12 +398,3 @@ class _TagRules:
         if self._count > MAX_WORDS:
             raise GrammarError(f"has over {MAX_WORDS} texts and special tokens in them")
         return [f"<[{word}]>" if isinstance(word, int) else quote_text(word) for word in found]
-
-
-@contextmanager
-def _blaming(node: dict[str, Any], place: str) -> Iterator[None]:
-    """What is wrong with a text is told with its place."""
-    try:
-        yield
-    except GrammarError as error:
-        raise GrammarError(f"{node.get('place', place)}: {error}") from error

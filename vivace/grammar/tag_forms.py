@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -130,6 +131,15 @@ def tag_texts(root: Any) -> list[tuple[str, Constraint]]:
             if isinstance(text, str):
                 found[str(node.get("place", at)), Constraint(kind=kind, text=text)] = None
     return list(found)
+
+
+@contextmanager
+def blaming(node: dict[str, Any], place: str) -> Iterator[None]:
+    """What is wrong with a text is told with its place."""
+    try:
+        yield
+    except GrammarError as error:
+        raise GrammarError(f"{node.get('place', place)}: {error}") from error
 
 
 def schema_place(node: dict[str, Any], place: str) -> str:
