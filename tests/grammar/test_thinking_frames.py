@@ -186,6 +186,7 @@ def test_thinking_may_spell_whatever_it_likes(
         ('{"format": {"begin": "\\u003c|channel|>final<|message|>"}}', True),
         ('{"format": {"elements": [{"type": "const_string", "value": "<|channel|>"}]}}', True),
         ('{"structures": [{"begin": "<|channel|>x"}], "triggers": ["<|channel|>"]}', True),
+        (r'{"format": {"type": "regex", "pattern": "<\\|channel\\|>final"}}', True),
         ('{"format": {"begin": "x", "excludes": ["<|channel|>"]}}', False),
         ('{"format": {"begin": "x", "json_schema": {"value": "<|channel|>"}}}', False),
         ('{"structures": [{"begin": "x", "schema": {"begin": "<|channel|>"}}]}', False),

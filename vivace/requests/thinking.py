@@ -20,8 +20,9 @@ from vivace.protocol.constraints import CONSTRAINTS, STRUCTURAL_TAG, Constraint
 from vivace.requests.answer_syntax import AnswerSyntax
 from vivace.requests.prompts import PromptInput
 
-FRAMING, SCHEMAS = ("begin", "value", "grammar"), ("schema", "json_schema")
-"""of the formats of structural tags: what frames messages, and what does not"""
+FRAMING = ("begin", "value", "grammar", "pattern")
+SCHEMAS = ("schema", "json_schema")
+"""of the formats of structural tags: texts that may frame messages, and what does not"""
 BUDGET = "thinking_budget"
 CUSTOM = "custom_params"
 NO_FRAME = (
@@ -174,7 +175,8 @@ def begins_messages(constraint: Constraint) -> bool:
         node = stack.pop()
         if isinstance(node, dict):
             framing = [node.get(key) for key in FRAMING]
-            if any(CHANNEL in text for text in framing if isinstance(text, str)):
+            texts = [text.replace("\\", "") for text in framing if isinstance(text, str)]
+            if any(CHANNEL in text for text in texts):  # as expressions write it, too
                 return True
             node = [value for key, value in node.items() if key not in SCHEMAS]
         stack += node if isinstance(node, list) else ()
