@@ -364,8 +364,8 @@ class _TagRules:
         return terms[0] if len(terms) == 1 else self._rule(" | ".join(terms))
 
     def _text_until(self, end: str, text: str = TEXT, sooner: Sequence[str] = ()) -> str:
-        """Such a text up to the first `end`, and that (`sooner`: `first_ends`). The library misses a
-        byte that ends what is before, too: no text begins with it, and it is a terminal alone."""
+        """Such a text up to the first `end`, and that (`sooner`: `first_ends`). The library misses
+        a byte that ends what is before, too: no text begins with it, and it is a terminal alone."""
         head, *rest = self._framing(end)
         whole = text if head.startswith("<[") else f"{text} {head}"
         if sooner:
