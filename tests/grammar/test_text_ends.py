@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from grammar_kit import CALL, EOS, VOCABULARY, compiled
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vivace.grammar.backend import GrammarError, GrammarMatcher
@@ -59,6 +59,22 @@ def test_text_ends_with_the_first_of_several(ends: list[str]) -> None:
     assert not [text for text in found if not ended(text, ends)]
     shortest = min(ends, key=len)
     assert shortest in found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from(ENDS), min_size=1, max_size=3, unique=True),
+    st.sampled_from(["<", "c", "cc", "c<"]),
+)
+@example(["c#"], "cc")
+def test_what_a_text_excludes_may_stand_in_its_ends(ends: list[str], excluded: str) -> None:
+    """Nothing goes on with the beginning of such an end but the end, and no automaton fails."""
+    content = {"type": "any_text", "excludes": [excluded]}
+    found = answers({"begin": "", "content": content, "end": list(map(spelled, ends))})
+    for text in found:
+        rests = [text.removesuffix(end) for end in ends if text.endswith(end)]
+        assert any(excluded not in rest for rest in rests)
+    assert "cc#" in found or (ends, excluded) != (["c#"], "cc")
 
 
 @settings(max_examples=60, deadline=None)

@@ -337,8 +337,7 @@ class _TagRules:
             for line in lines or ():
                 self._write(line)
         begin, end = (quote_text(node_text(node, key, place)) for key in ("before", "behind"))
-        name = self._flats[text]
-        return name and f"({begin} {name} {end})"
+        return (name := self._flats[text]) and f"({begin} {name} {end})"
 
     def _with_optional_newlines(self, node: dict[str, Any], place: str, last: bool) -> str:
         before, self._newlines_optional = self._newlines_optional, True
@@ -376,6 +375,7 @@ class _TagRules:
         if text in self._later:
             whole = self._terminal(f"({whole}) & ~{self._later[text]}")
         if rest and rest[0].startswith("<["):
+            self._foreign = True  # looking ahead, the library fails where no text can go on
             return self._rule(" ".join([self._terminal(whole), *rest]))
         until = self._rule(whole, "[lazy]")
         if head == quote_text(end[:1]):
