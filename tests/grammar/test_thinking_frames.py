@@ -180,6 +180,17 @@ def test_thinking_may_spell_whatever_it_likes(
         jsonschema.validate(json.loads(content), ARGUMENTS)
 
 
+def test_thinking_may_spell_each_part_of_its_end() -> None:
+    """In letters where tokens of their own would end it: it is never left without a next token."""
+    found = rules(None, HARMONY, required=False, separate=True)
+    assert found.constraint is not None
+    rule = read_thinking_rule(found.constraint.text)
+    drawn = next_answer(BACKEND, found.constraint)
+    begin = WORDS.ids(rule.begin)
+    assert drawn.accept([*begin, *rule.end.encode()[:-1]]) == len(begin) + len(rule.end) - 1
+    assert drawn.allows(ord("x")) and drawn.allows(ord(rule.end[-1]))
+
+
 @pytest.mark.parametrize(
     ("text", "begins"),
     [

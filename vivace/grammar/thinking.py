@@ -104,11 +104,13 @@ class ThinkingVocabulary:
 
     def _find_pure(self, end: bytes) -> Sequence[np.ndarray]:
         """By bytes of `end` that were said: all tokens but those with more than that and space. No
-        others than its last one behind the rest: `final <|constrain|>json` would be thought."""
+        others than its last one behind the rest, unless `closing` knows: `final <|constrain|>json`
+        would be thought."""
         bits = np.ones((len(end), len(self.tokens)), np.bool_)
         near = [(i, text) for i, text in enumerate(self.tokens) if end[-1:] in text]
         spelled = [self.tokens[token] for token in self.ids(end.decode())]
-        nearly = len(b"".join(spelled[:-1])) if b"".join(spelled) == end else 0
+        exact = b"".join(spelled) == end and not self.closing(end.decode())
+        nearly = len(end) - len(spelled[-1]) if exact else 0
         for said, pure in enumerate(bits):
             parts = [(i, *text.partition(end[said:])) for i, text in near]
             ended = [(i, behind) for i, a, found, behind in parts if found and not (said and a)]
