@@ -180,6 +180,39 @@ def test_thinking_may_spell_whatever_it_likes(
         jsonschema.validate(json.loads(content), ARGUMENTS)
 
 
+@pytest.mark.parametrize(
+    ("tools", "text"),
+    [
+        ("glm45", "<tool_call>look</tool_call>"),
+        ("pythonic", "[look(n=2)]"),
+        ("lfm2", "<|tool_call_start|>[look(n=2)]<|tool_call_end|>"),
+        ("mistral", "[TOOL_CALLS]look[ARGS]{}"),
+        ("deepseekv31", "<｜tool▁call▁begin｜>look<｜tool▁sep｜>{}<｜tool▁call▁end｜>"),
+        (
+            "kimi_k2",
+            "<|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+        ),
+        ("qwen3_coder", "<function=look></function>"),
+    ],
+)
+def test_what_looks_like_a_call_in_json_is_text(tools: str, text: str) -> None:
+    """Where an answer is JSON or calls, those begin it: they would not obey their schemas."""
+    schema = json.dumps({"type": "object", "required": ["n"], "properties": {"n": {"const": text}}})
+    wanted = Constraint(kind=JSON_SCHEMA, text=schema, field="response_format")
+    offered = OfferedTools(
+        schemas={"look": ARGUMENTS}, places={"look": "tools.0"}, strict=frozenset({"look"})
+    )
+    params = ChatRequest(messages=[Message(role="user", content="n?")])
+    syntax = AnswerSyntax(form=answer_format(tools, None))
+    found = run_now(answer_rules(syntax, params, offered, "", wanted))
+    said = f' {{"n":{json.dumps(text, ensure_ascii=False)}}}'
+    for answer in (said, said.strip()):
+        parser = AnswerParser(found.syntax.form, found.options)
+        events = [event for character in answer for event in parser.push(character)]
+        parsed = run_now(gather([*events, *parser.finish()]))
+        assert (parsed.text, parsed.calls) == (answer, [])
+
+
 def test_thinking_may_spell_each_part_of_its_end() -> None:
     """In letters where tokens of their own would end it: it is never left without a next token."""
     found = rules(None, HARMONY, required=False, separate=True)

@@ -126,6 +126,17 @@ def read_text(calls: CallReader) -> Steps[None]:
         writer.content(reader.take(len(reader.text)))
 
 
+def begins_call(calls: CallReader, form: ToolFormat) -> Steps[bool]:
+    """Whether what comes next may be one; it stays."""
+    reader, found = calls.reader, False
+    reader.record()
+    yield from reader.skip_space()
+    for begin in filter(None, (*(form.section or ())[:1], form.begin, form.bare)):
+        found = found or (yield from reader.is_next(begin))
+    reader.give_back(reader.take_record())
+    return found
+
+
 def read_calls(calls: CallReader, form: ToolFormat) -> Steps[None]:
     """Text and calls to the end."""
     reader, writer = calls.reader, calls.writer

@@ -11,6 +11,7 @@ from vivace.parsers.answer import (
     ThinkingFrame,
     ThinkingState,
     ToolFormat,
+    begins_call,
     random_id,
     read_calls,
     read_reasoning,
@@ -34,8 +35,9 @@ class ParseOptions:
     called, at most `most_calls` times; calls of others are text unless they are `forwarded`.
     `inputs`: custom tools among them. `state`: where the answer begins.
     `first_call`: calls that the conversation has had. `calls_only`: an answer has nothing else
-    behind its thinking, so what is left of a frame where it ends is no text. `thinking_ends`: where
-    a constraint begins behind the thinking, what ends that for it, if there is any."""
+    behind its thinking, so what is left of a frame where it ends is no text. `calls_apart`: an
+    answer that does not begin with a call has none. `thinking_ends`: where a constraint begins
+    behind the thinking, what ends that for it, if there is any."""
 
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     inputs: Collection[str] = ()
@@ -46,6 +48,7 @@ class ParseOptions:
     most_calls: int | None = None
     first_call: int = 0
     calls_only: bool = False
+    calls_apart: bool = False
     thinking_ends: tuple[str, ...] | None = None
 
 
@@ -143,6 +146,8 @@ class TextParserFormat:
             if ends := thinking_ends(form, tools, options, split=split):
                 inside = options.state is ThinkingState.INSIDE
                 yield from read_reasoning(calls, form, ends, inside=inside, split=split)
+        if tools is not None and options.calls_apart and not (yield from begins_call(calls, tools)):
+            tools = None
         yield from read_calls(calls, tools) if tools is not None else read_text(calls)
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from vivace.frontend.fairness import Work
 from vivace.parsers.parser import ParseOptions
-from vivace.protocol.constraints import Constraint
+from vivace.protocol.constraints import JSON_SCHEMA, Constraint
 from vivace.protocol.messages import FINISH_STOP, Finish
 from vivace.requests.answer_syntax import AnswerSyntax
 from vivace.requests.prompts import part_text
@@ -84,6 +84,7 @@ def answer_rules(
             most_calls=1 if offered.single or not parallel else None,
             first_call=sum(len(message.tool_calls or ()) for message in params.messages),
             calls_only=bool(offered.required),
+            calls_apart=asked is not None and asked.kind == JSON_SCHEMA,
             thinking_ends=thinking_ends(wanted.constraint, frame, state),
         ),
         constraint=behind_thinking(wanted.constraint, frame, limit, state),
