@@ -20,9 +20,11 @@ def test_vectors_are_the_same_though_the_engine_dies(tmp_path: Path) -> None:
     texts = [f"{number} {'sea and sky ' * 9}" for number in range(120)]
     flags = ("--model-path", str(folder), "--is-embedding", "--dtype", "float32")
     flags = (*flags, "--cpu-threads", "1", "--chunked-prefill-size", "16")
+    flags = (*flags, "--tool-server", "nobody=http://127.0.0.1:9/mcp")  # which is idle, so not met
     with RunningServer(*flags, log=tmp_path / "log") as server, ThreadPoolExecutor(1) as pool:
         server.wait_ready()
         assert "the mean of all tokens, normalized" in server.text()
+        assert "--tool-server has no effect where no text is generated" in server.text()
         first, sent = server.children()["engine"], {"input": texts}
         asked = pool.submit(server.json, "/v1/embeddings", sent)
         deadline = time.monotonic() + 20

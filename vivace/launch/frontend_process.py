@@ -103,7 +103,7 @@ async def run_frontend(control: MessageSocket[ToChild], setup: Setup, timeline: 
     asyncio.get_running_loop().add_reader(control.fileno(), child.on_message)
     child.on_message()  # what came together with the setup
     feeding = asyncio.create_task(child.run_until_stopped())
-    tools = ToolServers(config.http.tool_servers)
+    tools = ToolServers(() if config.model.is_embedding else config.http.tool_servers)
     timeline.begin("HTTP")
     app = build_app(frontend, config, memory, setup.place, tools, setup.responses)
     runner = await start_site(app, socket.socket(fileno=setup.listener))
