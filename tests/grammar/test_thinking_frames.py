@@ -18,14 +18,14 @@ from vivace.frontend.fairness import run_now
 from vivace.grammar.backend import JsonFormat
 from vivace.grammar.llguidance_backend import LLGuidanceBackend
 from vivace.grammar.thinking import ThinkingBackend, ThinkingVocabulary
-from vivace.grammar.thinking_rule import read_thinking_rule
+from vivace.grammar.thinking_rule import ThinkingRule, read_thinking_rule, thinking_constraint
 from vivace.parsers.answer import ThinkingState
 from vivace.parsers.events import ParsedAnswer, gather
 from vivace.parsers.formats import REASONING_FORMATS
 from vivace.parsers.harmony import MARKERS
 from vivace.parsers.names import HARMONY, REASONING_PARSERS
 from vivace.parsers.parser import AnswerParser, answer_format
-from vivace.protocol.constraints import JSON_SCHEMA, STRUCTURAL_TAG, Constraint
+from vivace.protocol.constraints import JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
 from vivace.requests.answer_rules import AnswerRules, answer_rules
 from vivace.requests.answer_syntax import AnswerSyntax
 from vivace.requests.schema import Message
@@ -211,6 +211,19 @@ def test_what_looks_like_a_call_in_json_is_text(tools: str, text: str) -> None:
         events = [event for character in answer for event in parser.push(character)]
         parsed = run_now(gather([*events, *parser.finish()]))
         assert (parsed.text, parsed.calls) == (answer, [])
+
+
+@pytest.mark.parametrize("parts", [("<think", "></", "think>"), ("<think></think>",)])
+def test_thinking_may_end_in_the_token_that_begins_it(parts: Sequence[str]) -> None:
+    """Text may have such tokens."""
+    tokens = [*VOCABULARY.tokens, *map(str.encode, parts)]
+    spelled = replace(VOCABULARY, tokens=tokens)
+    backend = ThinkingBackend(LLGuidanceBackend(spelled, JsonFormat()), spelled)
+    wanted = Constraint(kind=REGEX, text="[^x]*", field="regex")
+    rule = ThinkingRule(begin="<think>", end="</think>", answer=wanted)
+    drawn = backend.compile(thinking_constraint(rule, "regex"))
+    assert drawn.accept([*range(FIRST, len(tokens))]) == len(parts)
+    assert drawn.allows(ord("a")) and not drawn.allows(ord("x"))
 
 
 def test_thinking_may_spell_each_part_of_its_end() -> None:

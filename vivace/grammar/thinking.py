@@ -209,7 +209,10 @@ class BeforeThinking:
         if trial is not None and not (trial.accept([token]) or trial.error):
             trial = None
         if said.lstrip().startswith(self.plan.begin):
-            return self.plan.think(0, b"")
+            thought, ended, behind = said.lstrip()[len(self.plan.begin) :].partition(self.plan.end)
+            if ended:
+                return None if behind.strip(b" \n") else BehindThinking(self.plan)
+            return self.plan.think(0, thought[max(0, len(thought) - len(self.plan.end) + 1) :])
         if self.plan.begin.startswith(said.lstrip()):
             return BeforeThinking(self.plan, trial, (*self.given, token), said)
         return None if trial is None else AnswerStart(trial)
