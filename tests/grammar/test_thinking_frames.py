@@ -244,6 +244,7 @@ def test_thinking_may_spell_each_part_of_its_end() -> None:
         ('{"format": {"elements": [{"type": "const_string", "value": "<|channel|>"}]}}', True),
         ('{"structures": [{"begin": "<|channel|>x"}], "triggers": ["<|channel|>"]}', True),
         (r'{"format": {"type": "regex", "pattern": "<\\|channel\\|>final"}}', True),
+        ('{"format": {"formats": {"schema": {"begin": "<|channel|>x"}}}}', True),
         ('{"format": {"begin": "x", "excludes": ["<|channel|>"]}}', False),
         ('{"format": {"begin": "x", "json_schema": {"value": "<|channel|>"}}}', False),
         ('{"structures": [{"begin": "x", "schema": {"begin": "<|channel|>"}}]}', False),

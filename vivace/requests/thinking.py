@@ -178,6 +178,8 @@ def begins_messages(constraint: Constraint) -> bool:
             texts = [text.replace("\\", "") for text in framing if isinstance(text, str)]
             if any(CHANNEL in text for text in texts):  # as expressions write it, too
                 return True
-            node = [value for key, value in node.items() if key not in SCHEMAS]
+            formats = node.get("formats")  # of definitions, by names that clients choose
+            named = [*formats.values()] if isinstance(formats, dict) else formats
+            node = [named, *(node[key] for key in node if key not in (*SCHEMAS, "formats"))]
         stack += node if isinstance(node, list) else ()
     return False
