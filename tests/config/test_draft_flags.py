@@ -408,3 +408,20 @@ def test_flags_of_text_say_that_they_are_idle_where_none_is_generated() -> None:
     told = "--tool-call-parser and --reasoning-parser have no effect where no text is generated"
     assert told in configure(from_arguments(is_embedding=True, **asked)).notices
     assert told not in configure(from_arguments(**asked)).notices
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("constrained_json_whitespace_pattern", " "),
+        ("constrained_json_disable_any_whitespace", True),
+        ("stream_interval", 3),
+        ("stream_output", True),
+        ("sampling_defaults", "openai"),
+        ("preferred_sampling_params", '{"temperature": 0.5}'),
+    ],
+)
+def test_each_flag_of_text_says_so(flag: str, value: Any) -> None:
+    told = f"--{flag.replace('_', '-')} has no effect where no text is generated"
+    assert told in configure(from_arguments(is_embedding=True, **{flag: value})).notices
+    assert told not in configure(from_arguments(**{flag: value})).notices

@@ -49,9 +49,7 @@ NEEDED: dict[str, str] = {
     "eplb_rebalance_num_iterations": "enable_eplb",
     "eplb_rebalance_layers_per_chunk": "enable_eplb",
     "eplb_min_rebalancing_utilization_threshold": "enable_eplb",
-    "log_requests_level": "log_requests",
-    "log_requests_format": "log_requests",
-    "log_requests_target": "log_requests",
+    **{f"log_requests_{part}": "log_requests" for part in ("level", "format", "target")},
     "tool_server": "tool_call_parser",
     **dict.fromkeys(BUCKETS, "enable_metrics"),
 }

@@ -10,7 +10,11 @@ from vivace.config.draft_flags import without_effect
 from vivace.config.errors import ConfigError
 from vivace.config.parallelism import requested_sizes
 
-OF_TEXT = ("tool_call_parser", "reasoning_parser", "tool_server", "grammar_backend")
+OF_TEXT = (
+    *("tool_call_parser", "reasoning_parser", "tool_server", "grammar_backend", "stream_interval"),
+    *("constrained_json_whitespace_pattern", "constrained_json_disable_any_whitespace"),
+    *("stream_output", "sampling_defaults", "preferred_sampling_params"),
+)
 
 
 def pooled_models(options: Options, context: ModelContext) -> list[str]:
@@ -30,11 +34,9 @@ def pooled_models(options: Options, context: ModelContext) -> list[str]:
 
 def pooled_settings(options: Options, context: ResolveContext) -> Iterator[tuple[str, Any, str]]:
     """Before `captures` and `chunk`."""
-    pooled = context.facts.pooled
-    if pooled is None:
-        return
-    yield "is_embedding", True, "the model answers with numbers, it generates no text"
-    if pooled.encoder is not None:
+    if pooled := context.facts.pooled:
+        yield "is_embedding", True, "the model answers with numbers, it generates no text"
+    if pooled and pooled.encoder:
         whole = "an encoder computes whole texts, and keeps nothing of them"
         yield "chunked_prefill_size", -1, whole
         yield "disable_radix_cache", True, whole
