@@ -138,6 +138,12 @@ GENERATE: dict[str, list[Case]] = {
         Effect(1, None, "engine", {"sampling_params": {"regex": "a+"}}),
         Refused(-1, "at least"),
     ],
+    "thinking_token_budget": [Effect(1, 2, "engine"), Refused(-1, "at least")],
+    "thinking_budget": [Refused(1, "give one", {"max_thinking_tokens": 2})],
+    "custom_params": [
+        Effect({"thinking_budget": 1}, {"thinking_budget": 2}, "engine"),
+        Refused({"a": 1}, "thinking_budget"),
+    ],
     **KEYS,
     "text": [Effect("ab", "abc")],
     "input_ids": [Effect([65], [65, 66], around={"text": None})],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from server_kit import PROSE, Running, ScriptedEngine, ask, events, running_server
@@ -215,3 +216,18 @@ def test_thinking_is_limited_where_it_is_framed() -> None:
     with running_server() as server:
         answer = ask(server, "/generate", {**body, "text": "hi"})
         assert (answer.status, answer.json["param"]) == (400, "max_thinking_tokens")
+
+
+NAMES = ("max_thinking_tokens", "thinking_budget", "thinking_token_budget")
+
+
+@pytest.mark.parametrize(
+    "field", [*({name: 0} for name in NAMES), {"custom_params": {NAMES[1]: 0}}]
+)
+def test_thinking_is_limited_by_the_names_of_others(field: dict[str, Any]) -> None:
+    with running_server(ServerSettings(reasoning_parser="qwen3")) as server:
+        assert ask(server, "/generate", {"text": "hi", **field}).status == 200
+        constraint = server.engine.requests[-1].sampling.constraint
+        assert constraint is not None and '"budget":0' in constraint.text
+        misplaced = ask(server, "/generate", {"text": "hi", "sampling_params": {**field, "n": 1}})
+        assert (misplaced.status, "beside" in misplaced.json["message"]) == (400, True)

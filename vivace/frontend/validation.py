@@ -32,11 +32,12 @@ NO_PROCESSORS = (
     "executable logit processors are never accepted from a request; use logit_bias, or leave the "
     "field out"
 )
+BESIDE = ("max_thinking_tokens", "thinking_budget", "thinking_token_budget")
 UNAVAILABLE = {
     "stop_regex": NO_STOP_REGEX,
     "beam_width": "beam search is not supported yet; use n, or leave the field out",
     "watermark": NO_WATERMARK,
-    "custom_params": NO_PROCESSORS,
+    "custom_params": f"{NO_PROCESSORS}; a limit of thinking stands beside sampling_params",
 }
 """SGLang's names of what nothing here does -> why, and what to do."""
 SAMPLING_FIELDS = (
@@ -267,6 +268,7 @@ def _checked_mapping(raw: Any, prefix: str) -> Mapping[str, Any]:
         if key not in SAMPLING_FIELDS and key not in UNAVAILABLE:
             near = [OTHER_NAMES[key]] if key in OTHER_NAMES else _similar(str(key)[:60])
             hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"; it stands beside {prefix}" if key in BESIDE else hint
             raise BadRequest(prefix, f"unknown field {abbreviate(key)!r}{hint}")
     return raw
 

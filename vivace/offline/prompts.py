@@ -45,7 +45,8 @@ UNAVAILABLE = {
     "kv_router_hint": "there is no KV store beside the engine's own",
 }
 """arguments of SGLang's Engine that no field of /generate stands for"""
-REFUSED_HERE = {**REFUSED, "max_thinking_tokens": "a prompt is not parsed for thinking; use chat"}
+LIMITS = ("max_thinking_tokens", "thinking_budget", "thinking_token_budget", "custom_params")
+REFUSED_HERE = {**REFUSED, **dict.fromkeys(LIMITS, "a prompt is not parsed for thinking; use chat")}
 _ALL_OPTIONS = frozenset((*GenerateOptions.__annotations__, *REFUSED_HERE, *UNAVAILABLE))
 OPTIONS = _ALL_OPTIONS.difference(SAMPLING_FIELDS)
 """every keyword of `**options`, those that are refused with a reason included"""

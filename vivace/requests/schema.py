@@ -100,6 +100,9 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     data_parallel_rank: int | None = None
     disagg_prefill_dp_rank: int | None = None
     max_thinking_tokens: int | None = None
+    thinking_token_budget: int | None = None
+    thinking_budget: int | None = None
+    custom_params: Any = None
     multi_item_delimiter_indices: Any = None
     token_indices_to_pool: Any = None
 
@@ -137,9 +140,8 @@ REFUSED: dict[str, str] = {
     "max_dynamic_patch": TEXT_ONLY,
     "min_dynamic_patch": TEXT_ONLY,
     "image_max_dynamic_patch": TEXT_ONLY,
+    **dict.fromkeys(("need_wait_for_mm_inputs", "num_items_assigned"), TEXT_ONLY),
     "video_max_dynamic_patch": TEXT_ONLY,
-    "need_wait_for_mm_inputs": TEXT_ONLY,
-    "num_items_assigned": TEXT_ONLY,
     "encoder_urls": TEXT_ONLY,
     "session_id": NO_SESSIONS,
     "session_params": NO_SESSIONS,
@@ -158,10 +160,7 @@ REFUSED: dict[str, str] = {
     "return_flat_raw_top_logprobs_b64": NO_FLAT_LOGPROBS,
     "positional_embed_overrides": "embedding overrides are not supported yet; send input_ids",
     "watermark": NO_WATERMARK,
-    "bootstrap_host": NO_DISAGGREGATION,
-    "bootstrap_port": NO_DISAGGREGATION,
-    "bootstrap_room": NO_DISAGGREGATION,
-    "bootstrap_pair_key": NO_DISAGGREGATION,
+    **{f"bootstrap_{part}": NO_DISAGGREGATION for part in ("host", "port", "room", "pair_key")},
     "decode_tp_size": NO_DISAGGREGATION,
     "disagg_prefill_dp_rank": NO_DISAGGREGATION,
     "multi_item_delimiter_indices": "items go to /v1/score as a list; remove the field",

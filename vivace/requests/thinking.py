@@ -25,6 +25,7 @@ SCHEMAS = ("schema", "json_schema")
 """of the formats of structural tags: texts that may frame messages, and what does not"""
 BUDGET = "thinking_budget"
 CUSTOM = "custom_params"
+TEMPLATE = "chat_template_kwargs"
 NO_FRAME = (
     "the server does not know where thinking ends: start it with --reasoning-parser, or leave the "
     "field out"
@@ -34,15 +35,13 @@ TAIL = 64
 
 
 class ThinkingFields(Protocol):
-    """How conversations say how long to think: as SGLang, vLLM and Qwen do."""
+    """How requests say how long to think: as SGLang, vLLM and Qwen do; `chat_template_kwargs`,
+    which conversations have, may say it, too."""
 
     max_thinking_tokens: int | None
     thinking_token_budget: int | None
     thinking_budget: int | None
     custom_params: Any
-
-    @property
-    def chat_template_kwargs(self) -> Mapping[str, Any] | None: ...
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,8 @@ def read_thinking_limit(params: ThinkingFields) -> ThinkingLimit | None:
     names = ("max_thinking_tokens", "thinking_token_budget", BUDGET)
     given = {name: getattr(params, name) for name in names}
     given[f"{CUSTOM}.{BUDGET}"] = read_custom_params(params.custom_params)
-    if type(for_template := (params.chat_template_kwargs or {}).get(BUDGET)) is int:
-        given[f"chat_template_kwargs.{BUDGET}"] = for_template
+    if type(for_template := (getattr(params, TEMPLATE, None) or {}).get(BUDGET)) is int:
+        given[f"{TEMPLATE}.{BUDGET}"] = for_template
     found = [ThinkingLimit(tokens, name) for name, tokens in given.items() if tokens is not None]
     for limit in found:
         if limit.tokens < 0:
@@ -70,13 +69,10 @@ def read_thinking_limit(params: ThinkingFields) -> ThinkingLimit | None:
 
 
 def limit_thinking(
-    inputs: Iterable[PromptInput], tokens: int, syntax: AnswerSyntax
+    inputs: Iterable[PromptInput], limit: ThinkingLimit, syntax: AnswerSyntax
 ) -> Iterator[PromptInput]:
     """The same prompts, whose answers think no longer than that. What each has to obey begins
     behind the thinking. BadRequest."""
-    limit = ThinkingLimit(tokens, "max_thinking_tokens")
-    if tokens < 0:
-        raise BadRequest(limit.field, "must be at least 0")
     if syntax.form.thinking is None:
         raise BadRequest(limit.field, NO_FRAME)
     for prompt in inputs:

@@ -18,7 +18,7 @@ from vivace.protocol.messages import Request
 from vivace.protocol.tasks import HIDDEN
 from vivace.requests.prompts import PromptInput, entry_type, prompt_inputs
 from vivace.requests.schema import HARMLESS, REFUSED, GenerateRequest
-from vivace.requests.thinking import limit_thinking
+from vivace.requests.thinking import limit_thinking, read_thinking_limit
 from vivace.server.body import Body, BodyReader
 from vivace.server.collect import complete, error_event, prepare_requests, stream
 from vivace.server.context import Context
@@ -186,8 +186,8 @@ async def read_inputs(
     refuse_unsupported(params, REFUSED, HARMLESS)
     prompts, batch, field = await read_prompts(context, params)
     inputs = prompt_inputs(params, prompts, batch, field)
-    if params.max_thinking_tokens is not None:
-        inputs = limit_thinking(inputs, params.max_thinking_tokens, context.syntax)
+    if (limit := read_thinking_limit(params)) is not None:
+        inputs = limit_thinking(inputs, limit, context.syntax)
     return inputs, batch
 
 
