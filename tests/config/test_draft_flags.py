@@ -417,6 +417,7 @@ def test_flags_of_text_say_that_they_are_idle_where_none_is_generated() -> None:
         ("constrained_json_disable_any_whitespace", True),
         ("stream_interval", 3),
         ("stream_output", True),
+        ("enable_mis", True),
         ("sampling_defaults", "openai"),
         ("preferred_sampling_params", '{"temperature": 0.5}'),
     ],

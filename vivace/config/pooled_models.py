@@ -13,7 +13,7 @@ from vivace.config.parallelism import requested_sizes
 OF_TEXT = (
     *("tool_call_parser", "reasoning_parser", "tool_server", "grammar_backend", "stream_interval"),
     *("constrained_json_whitespace_pattern", "constrained_json_disable_any_whitespace"),
-    *("stream_output", "sampling_defaults", "preferred_sampling_params"),
+    *("stream_output", "sampling_defaults", "preferred_sampling_params", "enable_mis"),
 )
 
 
