@@ -24,13 +24,14 @@ from vivace.parsers.events import ParsedAnswer, gather
 from vivace.parsers.formats import REASONING_FORMATS
 from vivace.parsers.harmony import MARKERS
 from vivace.parsers.names import HARMONY, REASONING_PARSERS
-from vivace.parsers.parser import AnswerParser, answer_format
+from vivace.parsers.parser import AnswerParser, ParserFormat, answer_format
 from vivace.protocol.constraints import JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
 from vivace.requests.answer_rules import AnswerRules, answer_rules
 from vivace.requests.answer_syntax import AnswerSyntax
 from vivace.requests.schema import Message
 from vivace.requests.thinking import begins_messages
 from vivace.requests.tools import OfferedTools
+from vivace.server.openai.parsed import ChatParsing
 from vivace.server.openai.schema import ChatRequest
 
 SPECIAL = (*MARKERS, "<think>", "</think>", "<tool_call>", "<|tool_calls_section_begin|>")
@@ -50,6 +51,8 @@ ARGUMENTS = {
     "additionalProperties": False,
 }
 ASKED = Constraint(kind=JSON_SCHEMA, text=json.dumps(ARGUMENTS), field="response_format")
+KEPT = "minimax-append-think"
+"""which has no reasoning to count"""
 BAD = '{"n": 2}'
 CALLS = (
     f'<tool_call>{{"name": "look", "arguments": {BAD}}}</tool_call>',
@@ -84,7 +87,12 @@ def rules(tools: str | None, reasoning: str, *, required: bool, separate: bool) 
     params = ChatRequest(messages=[Message(role="user", content="n?")], separate_reasoning=separate)
     prompt = form.thinking.begin if form.thinking and reasoning != HARMONY else ""
     asked = None if required else ASKED
-    return run_now(answer_rules(AnswerSyntax(form=form), params, offered, prompt, asked))
+    return run_now(answer_rules(answer_syntax(form), params, offered, prompt, asked))
+
+
+def answer_syntax(form: ParserFormat) -> AnswerSyntax:
+    ends = tuple(text.encode() for text in form.reasoning_ends)
+    return AnswerSyntax(form=form, reasoning_ends=ends, token_bytes=MARKED.tokens.__getitem__)
 
 
 def think(found: AnswerRules, pieces: Sequence[str], *, spelled: bool) -> list[int]:
@@ -112,8 +120,9 @@ def spell(tokens: Sequence[int]) -> str:
     return b"".join(MARKED.tokens[token] for token in tokens).decode("utf-8", "replace")
 
 
-def answered(found: AnswerRules, tokens: list[int], seed: int) -> ParsedAnswer:
-    """What the parser finds in a random answer behind that thinking."""
+def answered(found: AnswerRules, tokens: list[int], seed: int) -> tuple[ParsedAnswer, int | None]:
+    """What the parser finds in a random answer behind that thinking, and how many tokens of it are
+    said to be reasoning."""
     assert found.constraint is not None
     drawn = next_answer(BACKEND, found.constraint)
     assert drawn.accept(tokens) == len(tokens)
@@ -129,7 +138,8 @@ def answered(found: AnswerRules, tokens: list[int], seed: int) -> ParsedAnswer:
         assert drawn.accept(said[-1:]) == 1
     parser = AnswerParser(found.syntax.form, found.options)
     events = [event for character in spell(said) for event in parser.push(character)]
-    return run_now(gather([*events, *parser.finish()]))
+    counter = ChatParsing(found).counter()
+    return run_now(gather([*events, *parser.finish()])), counter.count(said, parser)
 
 
 def thought(found: AnswerRules, tokens: list[int]) -> str:
@@ -163,10 +173,11 @@ def test_thinking_may_spell_whatever_it_likes(
         tools = HARMONY
     found = rules(tools, reasoning, required=required, separate=separate)
     tokens = think(found, pieces, spelled=spelled)
-    said = answered(found, tokens, seed)
+    said, counted = answered(found, tokens, seed)
     inside = thought(found, tokens)
     splits = separate and not (reasoning != HARMONY and REASONING_FORMATS[reasoning].kept)
     assert said.reasoning.strip() == (inside if splits else "")
+    assert counted == (None if reasoning == KEPT else len(tokens))
     content = said.text
     if not splits:
         before = inside if reasoning == HARMONY else spell(tokens).strip()
@@ -255,3 +266,14 @@ def test_thinking_may_spell_each_part_of_its_end() -> None:
 )
 def test_a_tag_that_frames_messages_is_known_by_its_texts(text: str, begins: bool) -> None:
     assert begins_messages(Constraint(kind=STRUCTURAL_TAG, text=text, field="f")) is begins
+
+
+def test_no_token_is_reasoning_where_the_prompt_has_ended_it() -> None:
+    form = answer_format("hermes", "qwen3")
+    asked = Constraint(kind=JSON_SCHEMA, text='{"const": "</think>"}', field="response_format")
+    params = ChatRequest(messages=[Message(role="user", content="n?")], separate_reasoning=False)
+    prompt = "<think></think>"
+    found = run_now(answer_rules(answer_syntax(form), params, OfferedTools(), prompt, asked))
+    parser = AnswerParser(form, found.options)
+    parser.push('"</think>"')
+    assert ChatParsing(found).counter().count([*b'"</think>"'], parser) == 0

@@ -50,8 +50,11 @@ class ChatParsing:
         return AnswerParser(self.rules.syntax.form, self.rules.options)
 
     def counter(self) -> ReasoningCounter:
-        syntax, obeys = self.rules.syntax, self.rules.options.thinking_ends is not None
-        return ReasoningCounter(syntax.reasoning_ends[: 1 if obeys else None], syntax.token_bytes)
+        syntax, ends = self.rules.syntax, self.rules.options.thinking_ends
+        known = syntax.reasoning_ends
+        if known and ends:
+            known = tuple(end.encode() for end in ends)
+        return ReasoningCounter(known, syntax.token_bytes, thinks=ends != ())
 
     def chunks(self, context: ChunkContext, index: int) -> ParsedChunks:
         """Encodes the index-th choice of a stream."""
@@ -76,10 +79,13 @@ class ChatParsing:
 
 class ReasoningCounter:
     """Counts the tokens of an answer up to the first of the texts `ends`, which may be several
-    tokens; None where there are none. The first one is reasoning itself, others follow it."""
+    tokens; None where there are none. The first one is reasoning itself, others follow it. Without
+    `thinks` nothing is reasoning, whatever it says."""
 
-    def __init__(self, ends: Sequence[bytes], token_bytes: Callable[[int], bytes]) -> None:
-        self._ends, self._token_bytes = ends, token_bytes
+    def __init__(
+        self, ends: Sequence[bytes], token_bytes: Callable[[int], bytes], *, thinks: bool = True
+    ) -> None:
+        self._ends, self._token_bytes, self._thinks = ends, token_bytes, thinks
         self._kept = max(map(len, ends), default=1) - 1
         self._tail = b""
         self._seen = 0
@@ -90,7 +96,7 @@ class ReasoningCounter:
         """Tokens of reasoning so far, with `tokens`, which are new to `parser`, too."""
         if not self._ends:
             return None
-        if parser.plain:
+        if parser.plain or not self._thinks:
             return 0
         for token in tokens if self._reasoning is None else ():
             self._look_at(token)
