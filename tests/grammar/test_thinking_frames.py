@@ -268,6 +268,25 @@ def test_a_tag_that_frames_messages_is_known_by_its_texts(text: str, begins: boo
     assert begins_messages(Constraint(kind=STRUCTURAL_TAG, text=text, field="f")) is begins
 
 
+@pytest.mark.parametrize("thought", [True, False])
+@pytest.mark.parametrize("value", ["<|channel|>final<|message|>", "<|end|>", " to=f<|message|>{}"])
+def test_a_final_message_that_obeys_may_spell_frames(value: str, thought: bool) -> None:
+    form, text = answer_format(HARMONY, HARMONY), json.dumps(value)
+    asked = Constraint(kind=JSON_SCHEMA, text=json.dumps({"const": value}), field="response_format")
+    params = ChatRequest(messages=[Message(role="user", content="n?")])
+    found = run_now(answer_rules(answer_syntax(form), params, OfferedTools(), "", asked))
+    assert found.constraint is not None and found.options.thinking_ends
+    begin = read_thinking_rule(found.constraint.text).begin
+    said = f"{begin}hm{found.options.thinking_ends[0]}" if thought else ""
+    tokens = [*WORDS.ids(said), *text.encode(), EOS]
+    assert BACKEND.compile(found.constraint).accept(tokens) == len(tokens)
+    for pieces in ([said + text], list(said + text)):
+        parser = AnswerParser(form, found.options)
+        events = [event for piece in pieces for event in parser.push(piece)]
+        answer = run_now(gather([*events, *parser.finish()]))
+        assert (answer.reasoning, answer.text) == ("hm" if thought else "", text)
+
+
 def test_no_token_is_reasoning_where_the_prompt_has_ended_it() -> None:
     form = answer_format("hermes", "qwen3")
     asked = Constraint(kind=JSON_SCHEMA, text='{"const": "</think>"}', field="response_format")

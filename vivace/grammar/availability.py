@@ -44,7 +44,7 @@ def missing_package(config: Config) -> str:
 
 def require_backend(config: Config) -> None:
     """CannotStart when a backend is asked for that is not installed."""
-    asked = config.kernels.grammar_backend
+    asked = None if config.model.is_embedding else config.kernels.grammar_backend
     if asked not in (None, "none") and (package := missing_package(config)):
         others = "llguidance or none" if package == XGRAMMAR else "none"
         raise CannotStart(

@@ -57,7 +57,7 @@ def read_messages(calls: CallReader, *, separate: bool) -> Steps[None]:
 
 def read_analysis(calls: CallReader, end: str, *, separate: bool) -> Steps[None]:
     """That in front of an answer which obeys a constraint, up to what ends it for that, whatever
-    else looks like the frame of a message."""
+    else looks like the frame of a message; of the end stays what begins one that is not final."""
     reader, writer = calls.reader, calls.writer
     reader.record()
     yield from reader.skip_space()
@@ -67,7 +67,7 @@ def read_analysis(calls: CallReader, end: str, *, separate: bool) -> Steps[None]
     reader.take_record()
     write = writer.reasoning if separate else writer.content
     if (yield from reader.copy_until(marker_set(end), write, end)):
-        reader.unread(end.removeprefix(ENDS[0]))
+        reader.unread("" if end.endswith(SHAPE.final) else end.removeprefix(ENDS[0]))
         writer.end_reasoning()
 
 

@@ -202,6 +202,8 @@ class MessageFormat:
         separate = self.separate and options.separate_reasoning
         for end in options.thinking_ends or ():
             yield from read_analysis(calls, end, separate=separate)
+            if end.endswith(SHAPE.final):  # the text of that message obeys, whatever it spells
+                return (yield from read_text(calls))
         yield from read_messages(calls, separate=separate)
 
 
