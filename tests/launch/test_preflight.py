@@ -74,6 +74,7 @@ def test_a_grammar_backend_is_installed(folder: Path, monkeypatch: pytest.Monkey
     with pytest.raises(CannotStart, match="pip install xgrammar") as refused:
         check(folder, "--grammar-backend", "xgrammar")
     assert "llguidance or none" in str(refused.value)
+    check(folder, "--grammar-backend", "xgrammar", "--is-embedding")  # which has no effect there
     lacking.add("llguidance")
     with pytest.raises(CannotStart, match="pip install llguidance"):
         check(folder, "--grammar-backend", "llguidance")
